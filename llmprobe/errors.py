@@ -1,0 +1,17 @@
+"""The exceptions a caller may want to catch.
+
+A wrong argument is a plain `ValueError`. Everything here is a fact about the world (a file, a
+model, a machine) that a caller can handle; the command line prints it as one line.
+"""
+
+
+class LLMProbeError(Exception):
+    """Base of all errors that llmprobe raises on purpose."""
+
+
+class ResultFormatError(LLMProbeError):
+    """A folder is not a result that this version can read: truncated, foreign, forged or newer."""
+
+
+class ResultExistsError(LLMProbeError):
+    """The output folder is already there, and overwriting was not asked for."""

@@ -1,0 +1,85 @@
+"""Prompt lengths as people write them.
+
+>>> parse_lengths("16..128")
+(16, 32, 64, 128)
+>>> parse_lengths("16..100")
+(16, 32, 64, 100)
+>>> parse_lengths("16..1k:4")
+(16, 64, 256, 1024)
+>>> parse_lengths("64,16,2k")
+(16, 64, 2048)
+"""
+
+import re
+from collections.abc import Iterable
+
+import numpy as np
+
+ACCEPTED = (
+    "accepted: 16..16384 (doubling, the end included), 16..16384:20 (20 log-spaced lengths), "
+    "16,64,256 (a list); 1k = 1024"
+)
+
+_NUMBER = r"\d+k?"
+_RANGE = re.compile(rf"({_NUMBER})\.\.({_NUMBER})(?::(\d+))?")
+_LIST = re.compile(rf"{_NUMBER}(,{_NUMBER})*")
+
+
+def parse_lengths(lengths: str | int | Iterable[int]) -> tuple[int, ...]:
+    """Distinct positive lengths in increasing order, from text or from whole numbers."""
+    if isinstance(lengths, str):
+        return _check(_parse_text(lengths.replace(" ", "").lower(), lengths), lengths)
+    if isinstance(lengths, int | np.integer):
+        return _check([int(lengths)], lengths)
+    values = list(lengths)
+    if not all(isinstance(value, int | np.integer) for value in values):
+        raise ValueError(f"lengths: {values!r} has entries that are not whole numbers; {ACCEPTED}")
+    return _check([int(value) for value in values], values)
+
+
+def _parse_text(text: str, shown: str) -> list[int]:
+    if match := _RANGE.fullmatch(text):
+        start, end, n = _number(match[1]), _number(match[2]), match[3]
+        if start < 1 or end < start:
+            raise ValueError(f"lengths: {shown!r} must rise from at least 1; {ACCEPTED}")
+        return _doubling(start, end) if n is None else _log_spaced(start, end, int(n), shown)
+    if _LIST.fullmatch(text):
+        return [_number(item) for item in text.split(",")]
+    raise ValueError(f"lengths: {shown!r} is not understood; {ACCEPTED}")
+
+
+def _number(text: str) -> int:
+    return int(text[:-1]) * 1024 if text.endswith("k") else int(text)
+
+
+def _doubling(start: int, end: int) -> list[int]:
+    values = []
+    while start < end:
+        values.append(start)
+        start *= 2
+    return [*values, end]
+
+
+def _log_spaced(start: int, end: int, n: int, shown: str) -> list[int]:
+    if n < 2 or n > end - start + 1:
+        raise ValueError(
+            f"lengths: {shown!r} asks for {n} of the {end - start + 1} lengths from {start} to "
+            f"{end}, needs 2 to that many; {ACCEPTED}"
+        )
+    values = np.rint(np.geomspace(start, end, n)).astype(int)
+    # Rounding can make short lengths collide: push them apart upwards, then back below the end.
+    steps = np.arange(n)
+    values = np.maximum.accumulate(values - steps) + steps
+    values = np.minimum(values, end - steps[::-1])
+    return [int(value) for value in values]
+
+
+def _check(values: list[int], shown: object) -> tuple[int, ...]:
+    if not values:
+        raise ValueError(f"lengths: {shown!r} is empty; {ACCEPTED}")
+    if min(values) < 1:
+        raise ValueError(f"lengths: {shown!r} has {min(values)}, the least is 1; {ACCEPTED}")
+    if len(set(values)) < len(values):
+        repeated = next(value for value in sorted(values) if values.count(value) > 1)
+        raise ValueError(f"lengths: {shown!r} has {repeated} more than once; {ACCEPTED}")
+    return tuple(sorted(values))

@@ -1,0 +1,189 @@
+"""The machine: device, number type, random generators, progress, processes, environment.
+
+Everything that depends on where the code runs is decided here, once. The accelerate library
+places models and splits work over processes; this module only asks it which process this is.
+"""
+
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+
+import numpy as np
+import psutil
+import torch
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float64": torch.float64,
+}
+PACKAGES = ("torch", "transformers", "accelerate", "datasets", "numpy", "scipy", "seaborn", "typer")
+EXTRAS = {"gguf": ("gguf",), "notebook": ("ipykernel", "ipywidgets", "nbclient")}
+
+
+def resolve_device(device: str | torch.device = "auto") -> torch.device:
+    """`auto` is the accelerator that torch finds, this process's own one, else the CPU."""
+    if isinstance(device, torch.device):
+        return device
+    if device == "auto":
+        accelerator = torch.accelerator.current_accelerator(check_available=True)
+        if accelerator is None:
+            return torch.device("cpu")
+        if accelerator.type == "cuda":
+            return torch.device("cuda", process().local_rank)
+        return accelerator
+    try:
+        resolved = torch.device(device)
+    except RuntimeError:
+        raise ValueError(
+            f"device: got {device!r}, accepted: auto, cpu, cuda, cuda:1, mps"
+        ) from None
+    if resolved.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device: got {device!r}, but torch sees no CUDA device; use auto or cpu")
+    if resolved.type == "mps" and not torch.backends.mps.is_available():
+        raise ValueError(f"device: got {device!r}, but torch sees no MPS device; use auto or cpu")
+    return resolved
+
+
+def resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
+    """`auto` is bfloat16 on GPUs that have it, float32 elsewhere.
+
+    On a CPU bfloat16 products are slower than float32 ones, so nothing is gained there.
+    """
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    if dtype == "auto":
+        native = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        return torch.bfloat16 if native else torch.float32
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype: got {dtype!r}, accepted: auto, {', '.join(DTYPES)}")
+    return DTYPES[dtype]
+
+
+def numpy_generator(seed: int, *key: int | str) -> np.random.Generator:
+    """A stream of random numbers of its own for each seed and key.
+
+    Keys name what is drawn (`"prompt", 17`), so drawing more of one thing never moves another.
+    """
+    if seed < 0:
+        raise ValueError(f"seed: got {seed}, accepted: 0 or more")
+    words = [int.from_bytes(k.encode(), "big") if isinstance(k, str) else k for k in key]
+    return np.random.default_rng(np.random.SeedSequence([seed, *words]))
+
+
+def torch_generator(
+    seed: int, *key: int | str, device: torch.device | str = "cpu"
+) -> torch.Generator:
+    """The same for torch: an explicit generator; nothing here touches the global one."""
+    words = numpy_generator(seed, *key).integers(2**63, dtype=np.int64)
+    generator = torch.Generator(device=device)
+    generator.manual_seed(int(words))
+    return generator
+
+
+@dataclass(frozen=True)
+class Process:
+    """Which of several processes this is, as accelerate sees it."""
+
+    rank: int
+    local_rank: int
+    n_processes: int
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+
+def process() -> Process:
+    """This process; (0, 0, 1) when nothing was launched."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return Process(rank=0, local_rank=0, n_processes=1)
+    from accelerate import PartialState
+
+    state = PartialState()
+    return Process(state.process_index, state.local_process_index, state.num_processes)
+
+
+@contextmanager
+def progress(*, quiet: bool = False) -> Iterator[Progress]:
+    """A progress display on stderr; silent if asked, off a terminal, or not the main process."""
+    console = Console(stderr=True)
+    shown = not quiet and (console.is_terminal or console.is_jupyter) and process().is_main
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+        console=console,
+        disable=not shown,
+    ) as bar:
+        yield bar
+
+
+def environment() -> dict[str, object]:
+    """What decides how a run behaves here, for bug reports and `llmprobe env`."""
+    device = resolve_device()
+    memory = psutil.virtual_memory()
+    facts: dict[str, object] = {
+        "llmprobe": _version("llmprobe"),
+        "python": platform.python_version(),
+    }
+    facts |= {name: _version(name) for name in PACKAGES}
+    facts |= {
+        "platform": f"{platform.system()} {platform.machine()}",
+        "device": str(device),
+        "device name": torch.cuda.get_device_name(device) if device.type == "cuda" else "",
+        "dtype": str(resolve_dtype("auto", device)).removeprefix("torch."),
+        "threads": torch.get_num_threads(),
+        "processes": process().n_processes,
+        "memory": f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB free",
+        "device memory": _device_memory(device),
+        "hub": _hub(),
+    }
+    for extra, modules in EXTRAS.items():
+        missing = [name for name in modules if find_spec(name) is None]
+        note = f"missing {', '.join(missing)}: pip install 'llmprobe[{extra}]'"
+        facts[f"extra {extra}"] = note if missing else "installed"
+    return {name: value for name, value in facts.items() if value != ""}
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _device_memory(device: torch.device) -> str:
+    if device.type != "cuda":
+        return ""
+    free, total = torch.cuda.mem_get_info(device)
+    return f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
+
+
+def _hub() -> str:
+    from huggingface_hub import constants, get_session
+
+    if constants.HF_HUB_OFFLINE:
+        return "offline (HF_HUB_OFFLINE is set)"
+    try:
+        get_session().head(constants.ENDPOINT, timeout=3)
+    except Exception:  # whatever the reason, the answer is the same
+        return "not reachable; local folders, .gguf files and cached models still load"
+    return "reachable"

@@ -1,0 +1,77 @@
+"""Device, dtype, generators, progress, environment."""
+
+import numpy as np
+import pytest
+import torch
+
+from llmprobe import runtime
+
+
+def test_auto_takes_what_the_machine_has():
+    device = runtime.resolve_device("auto")
+    assert device == runtime.resolve_device(device)
+    assert runtime.resolve_device("cpu") == torch.device("cpu")
+    assert runtime.resolve_dtype("auto", torch.device("cpu")) == torch.float32
+    assert runtime.resolve_dtype("bfloat16", torch.device("cpu")) == torch.bfloat16
+    assert runtime.resolve_dtype(torch.float16, torch.device("cpu")) == torch.float16
+
+
+def test_auto_on_a_gpu_depends_on_bfloat16(monkeypatch):
+    for native, expected in [(True, torch.bfloat16), (False, torch.float32)]:
+        monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda native=native, **_: native)
+        assert runtime.resolve_dtype("auto", torch.device("cuda")) == expected
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="here they exist")
+@pytest.mark.parametrize("wrong", ["gpu", "", "cuda", "cuda:7", "mps"])
+def test_devices_that_are_not_there_are_refused(wrong):
+    with pytest.raises(ValueError, match="device: got"):
+        runtime.resolve_device(wrong)
+
+
+def test_unknown_dtypes_are_refused_with_the_list():
+    with pytest.raises(ValueError, match="accepted: auto, float32, bfloat16"):
+        runtime.resolve_dtype("int8", torch.device("cpu"))
+
+
+def test_generators_depend_on_seed_and_key_alone():
+    draw = lambda *key: runtime.numpy_generator(*key).integers(2**62)  # noqa: E731
+    keys = [(0,), (1,), (0, "prompt", 1), (0, "prompt", 2), (0, "words", 1), (1, "prompt", 1)]
+    values = [draw(*key) for key in keys]
+    assert len(set(values)) == len(keys)
+    assert values == [draw(*key) for key in keys]
+    with pytest.raises(ValueError, match="seed: got -1"):
+        runtime.numpy_generator(-1)
+
+
+def test_generators_leave_the_global_ones_alone():
+    before, before_numpy = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    a = torch.randn(3, generator=runtime.torch_generator(0, "x"))
+    b = torch.randn(3, generator=runtime.torch_generator(0, "x"))
+    assert torch.equal(a, b)
+    assert torch.equal(before, torch.get_rng_state())
+    assert (before_numpy == np.random.get_state()[1]).all()  # noqa: NPY002
+
+
+def test_alone_this_is_the_main_process():
+    assert runtime.process() == runtime.Process(rank=0, local_rank=0, n_processes=1)
+    assert runtime.process().is_main
+
+
+def test_progress_is_silent_off_a_terminal(capfd):
+    with runtime.progress() as bar:
+        task = bar.add_task("work", total=3, note="")
+        bar.advance(task)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_environment_names_what_decides_a_run():
+    facts = runtime.environment()
+    assert {"llmprobe", "torch", "device", "dtype", "threads", "memory", "hub"} <= facts.keys()
+    assert facts["torch"] == torch.__version__
+    assert "offline" in str(facts["hub"])
+
+
+def test_environment_says_how_to_get_a_missing_extra(monkeypatch):
+    monkeypatch.setattr("llmprobe.runtime.find_spec", lambda _: None)
+    assert "pip install 'llmprobe[gguf]'" in str(runtime.environment()["extra gguf"])
