@@ -1,0 +1,37 @@
+"""llmprobe: what happens to attention as prompts get longer.
+
+The public surface is the table below. A name is imported when it is first used, so that
+`import llmprobe` costs nothing and a saved result opens where torch is not installed.
+"""
+
+from importlib import import_module
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Groups": "stats",
+    "Histogram": "stats",
+    "Moments": "stats",
+    "TopK": "stats",
+    "fit_decay": "decay",
+    "parse_lengths": "lengths",
+    "load_result": "results",
+    "VarianceResult": "results",
+    "LLMProbeError": "errors",
+    "ResultExistsError": "errors",
+    "ResultFormatError": "errors",
+}
+
+__all__ = ["__version__", *_HOME]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'llmprobe' has no attribute {name!r}")
+    value = getattr(import_module(f"llmprobe.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})

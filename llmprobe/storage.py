@@ -1,0 +1,139 @@
+"""Files that last: folders written whole or not at all, and arrays read without trust.
+
+A folder is written beside its place and renamed, so one that exists is complete whatever killed
+the writer. Arrays are kept in numpy's own `.npz` format, so `numpy.load` opens them too; the
+reader accepts less than numpy does: no pickle, no compression, no array whose size is not the one
+announced. A stranger's file can neither run code nor ask for more memory than its own size.
+"""
+
+import os
+import shutil
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from llmprobe.errors import ResultExistsError, ResultFormatError
+
+
+def write_folder(target: Path, write: Callable[[Path], None], *, overwrite: bool = False) -> None:
+    """Have `write` fill a folder, then put it at `target` in one step."""
+    _sweep(target)
+    if target.exists() or target.is_symlink():
+        if not overwrite:
+            raise ResultExistsError(
+                f"{target} is already there; choose another folder or ask to overwrite"
+            )
+        if not (target / "result.json").is_file():
+            raise ResultExistsError(f"{target} is there and is no result; it is not overwritten")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    beside, replaced = _beside(target, "partial"), _beside(target, "replaced")
+    try:
+        beside.mkdir()
+        write(beside)
+        sync(beside)
+        if target.exists():
+            target.rename(replaced)
+        beside.rename(target)
+    except BaseException:
+        shutil.rmtree(beside, ignore_errors=True)
+        if replaced.exists() and not target.exists():
+            replaced.rename(target)
+        raise
+    shutil.rmtree(replaced, ignore_errors=True)
+    sync(target.parent)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or a folder's list of files, is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Write plain numeric arrays and wait until they are on the disk."""
+    for name, array in arrays.items():
+        if array.dtype.kind not in "biuf":
+            raise ValueError(f"{name} is of type {array.dtype}, accepted: numbers")
+    with path.open("wb") as file:
+        np.savez(file, allow_pickle=False, **arrays)
+    sync(path)
+
+
+def read_arrays(path: Path, expected: Mapping[str, Mapping[str, Any]]) -> dict[str, NDArray[Any]]:
+    """Read exactly the arrays that `expected` names, each with its `dtype` and `shape`."""
+    if not path.is_file():
+        raise ResultFormatError(f"{path} is missing")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = {info.filename: info for info in archive.infolist()}
+            if sorted(members) != sorted(f"{name}.npy" for name in expected):
+                raise ResultFormatError(f"{path} holds other arrays than its result.json says")
+            return {
+                name: _read_array(archive, members[f"{name}.npy"], spec, path)
+                for name, spec in expected.items()
+            }
+    except (zipfile.BadZipFile, OSError, EOFError, ValueError, RuntimeError) as error:
+        raise ResultFormatError(f"{path} cannot be read: {error}") from error
+
+
+def _read_array(
+    archive: zipfile.ZipFile, info: zipfile.ZipInfo, spec: Mapping[str, Any], path: Path
+) -> NDArray[Any]:
+    if info.compress_type != zipfile.ZIP_STORED or info.file_size > path.stat().st_size:
+        raise ResultFormatError(f"{path}: {info.filename} is not stored plainly")
+    with archive.open(info) as member:
+        major, _ = npy.read_magic(member)
+        read_header = npy.read_array_header_1_0 if major == 1 else npy.read_array_header_2_0
+        shape, fortran, dtype = read_header(member)
+        if dtype.kind not in "biuf":
+            raise ResultFormatError(
+                f"{path}: {info.filename} holds objects (a pickle), not numbers"
+            )
+        if dtype.str != spec["dtype"] or list(shape) != spec["shape"]:
+            raise ResultFormatError(
+                f"{path}: {info.filename} is {dtype.str} {list(shape)}, "
+                f"result.json says {spec['dtype']} {spec['shape']}"
+            )
+        # All the rest of the member, at most the file's own size; the end verifies its checksum.
+        data = member.read()
+    if len(data) != int(np.prod(shape, dtype=object)) * dtype.itemsize:
+        raise ResultFormatError(f"{path}: {info.filename} is {len(data)} bytes, not as announced")
+    return np.frombuffer(data, dtype=dtype).reshape(shape, order="F" if fortran else "C")
+
+
+def _beside(target: Path, ending: str) -> Path:
+    return target.with_name(f".{target.name}.{os.getpid()}.{ending}")
+
+
+def _sweep(target: Path) -> None:
+    """Undo what a killed process left beside the target: half a folder, or a begun replacement."""
+    left_behind = [*target.parent.glob(f".{target.name}.*")]
+    # A replaced folder is put back before anything is thrown away.
+    for left in sorted(left_behind, key=lambda path: path.suffix, reverse=True):
+        if left.suffix not in (".partial", ".replaced"):
+            continue
+        owner = left.name.split(".")[-2]
+        if owner.isdecimal() and int(owner) != os.getpid() and _is_alive(int(owner)):
+            continue
+        if left.suffix == ".replaced" and not target.exists():
+            left.rename(target)
+        else:
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # somebody else's, so it is there
+        return True
+    return True

@@ -1,0 +1,42 @@
+"""Everything here runs offline, on the CPU, without a screen."""
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+os.environ["MPLBACKEND"] = "Agg"
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pytest
+from samples import make_variance_result
+
+from llmprobe.results import VarianceResult
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(autouse=True)
+def _close_figures() -> Iterator[None]:
+    yield
+    plt.close("all")
+
+
+@pytest.fixture
+def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run a script in an interpreter of its own."""
+
+    def run(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", script, *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+
+    return run
+
+
+@pytest.fixture
+def variance_result() -> VarianceResult:
+    return make_variance_result()

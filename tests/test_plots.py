@@ -1,0 +1,39 @@
+"""Figures draw the frame's own numbers; the tests read the artists, not the pixels."""
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+from samples import make_variance_result
+
+
+def lines(ax):
+    return {line.get_label(): line for line in ax.get_lines()}
+
+
+def test_decay_draws_every_series_of_the_frame(variance_result):
+    ax = variance_result.plot()
+    assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
+    line = lines(ax)["layer 1 head 2"]
+    assert line.get_xdata().tolist() == [16, 64, 256]
+    np.testing.assert_array_equal(line.get_ydata(), variance_result.std_median[5])
+    assert "64 prompts" in ax.get_ylabel()
+    assert "tokens" in ax.get_xlabel()
+
+
+def test_decay_shows_the_rate_of_dispersion_for_comparison(variance_result):
+    reference = lines(variance_result.plot())["slope −1/2"]
+    ratio = reference.get_ydata()[-1] / reference.get_ydata()[0]
+    assert ratio == pytest.approx((256 / 16) ** -0.5)
+
+
+def test_a_figure_goes_into_the_axes_given_and_changes_no_setting(variance_result):
+    before = dict(plt.rcParams)
+    _, ax = plt.subplots()
+    assert variance_result.plot(ax=ax) is ax
+    assert dict(plt.rcParams) == before
+
+
+def test_many_series_get_colors_of_their_own():
+    ax = make_variance_result(n_heads=10).plot()
+    drawn = [line for label, line in lines(ax).items() if str(label).startswith("layer")]
+    assert len({line.get_color() for line in drawn}) == 20
