@@ -78,7 +78,8 @@ def _legend(ax: Axes, n_series: int, component: int) -> None:
         return
     ax.plot([], [], color="0.3", lw=0.9, ls="--", label=f"feature {component}")
     ax.fill_between([], [], color="0.3", alpha=0.15, lw=0, label="quartiles over features")
-    ax.legend(loc="best")
+    # Beside the lines: inside, it would cover some of them.
+    ax.legend(loc="upper left", bbox_to_anchor=(1, 1))
 
 
 def _length_axis(ax: Axes, lengths: list[int]) -> None:
@@ -105,8 +106,10 @@ def _prompts(frame: pd.DataFrame) -> str:
 
 @contextmanager
 def _axes(ax: Axes | None) -> Iterator[Axes]:
-    """The caller's Axes as they are, or new ones of one column's width, in our style."""
+    """The caller's Axes as they are, or new ones with room for a legend, in our style."""
     with plt.rc_context(_STYLE):
         if ax is None:
-            _, ax = plt.subplots(figsize=(COLUMN_WIDTH, 0.75 * COLUMN_WIDTH), layout="constrained")
+            _, ax = plt.subplots(
+                figsize=(1.3 * COLUMN_WIDTH, 0.75 * COLUMN_WIDTH), layout="constrained"
+            )
         yield ax
