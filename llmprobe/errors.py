@@ -15,3 +15,15 @@ class ResultFormatError(LLMProbeError):
 
 class ResultExistsError(LLMProbeError):
     """The output folder is already there, and overwriting was not asked for."""
+
+
+class UnsupportedModelError(LLMProbeError):
+    """The model has no attention that can be probed, or a path cannot serve this kind of it."""
+
+
+class CaptureError(LLMProbeError):
+    """A capture could not be had: a hook stayed silent, a position is beyond the prompt."""
+
+
+class ModelLoadError(LLMProbeError):
+    """A model could not be loaded: not found, not allowed, damaged, too large, not a causal one."""

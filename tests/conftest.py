@@ -13,9 +13,12 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pytest
+import torch
 from samples import make_variance_result
 
 from llmprobe.results import VarianceResult
+
+torch.set_num_threads(1)  # the models are tiny: more threads only wait for each other
 
 ROOT = Path(__file__).parent.parent
 

@@ -1,0 +1,309 @@
+"""Which modules of a model are its attention, found without a table of architectures.
+
+First by what the model declares: transformers models name the class that yields `attentions`, and
+a model of one's own can do the same with a class attribute
+
+    _can_record_outputs = {"attentions": MyAttention}
+
+Else by behavior: a few tokens are run, and a module that returns a square of weights over them,
+rows of mass at most one, is attention. The output projection is found by behavior too: it is the
+last child with a weight matrix that an attention module calls, and its input are the head outputs.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from llmprobe.errors import UnsupportedModelError
+from llmprobe.rows import AttentionCall, listening, uses_interface
+
+LayerChoice = int | slice | Sequence[int] | None
+
+_N_TOKENS = 7
+"""For the run by behavior; a number that is hardly a number of heads by chance."""
+_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
+_KV_HEADS = ("num_kv_heads", "num_key_value_heads", "n_kv_heads")
+_TYPES = {
+    "sliding_attention": "sliding",
+    "chunked_attention": "sliding",
+    "linear_attention": "linear",
+}
+
+
+@dataclass(frozen=True)
+class AttentionLayer:
+    """One attention module and its shape."""
+
+    layer: int
+    """The model's own layer number."""
+    path: str
+    """Of the module in the model, for `model.get_submodule`."""
+    type: str
+    """full, sliding (a window or a chunk) or linear."""
+    n_heads: int
+    n_kv_heads: int
+    head_size: int
+    """Of one head's output."""
+    hidden_size: int
+    """Of the module's output."""
+    projection: str
+    """Path of the output projection."""
+    output: str
+    """Path of the module whose output is the attention's: the module itself, or the projection
+    where the module adds the residual stream before it returns (Bloom)."""
+    interface: bool
+    """Whether the module finds its attention function by name, so that single rows can be had."""
+
+
+_known: "WeakKeyDictionary[nn.Module, tuple[int, tuple[AttentionLayer, ...]]]" = WeakKeyDictionary()
+
+
+def attention_layers(model: nn.Module) -> tuple[AttentionLayer, ...]:
+    """The attention modules of a causal language model, in the order in which they run.
+
+    The first call runs seven tokens through the model, which hooks of yours will see as well; the
+    answer is kept until the model's structure changes.
+    """
+    structure = hash(tuple((name, type(module)) for name, module in model.named_modules()))
+    if model not in _known or _known[model][0] != structure:
+        _known[model] = structure, tuple(_discover(model))
+    return _known[model][1]
+
+
+def choose_layers(
+    layers: Sequence[AttentionLayer], choice: LayerChoice
+) -> tuple[AttentionLayer, ...]:
+    """The chosen ones: all (None), by layer number, from the end (negative), or by a slice."""
+    if choice is None:
+        return tuple(layers)
+    if isinstance(choice, slice):
+        chosen = list(layers)[choice]
+    else:
+        numbers = [choice] if isinstance(choice, int) else list(choice)
+        chosen = [_by_number(layers, number) for number in numbers]
+    if not chosen:
+        raise ValueError(f"layers: {choice!r} chooses none of {_numbers(layers)}")
+    return tuple(layer for layer in layers if layer in chosen)
+
+
+def decoder_of(model: nn.Module) -> nn.Module:
+    """The part that runs the layers, whichever wrapper or head is around it."""
+    find = getattr(model, "get_decoder", None)
+    decoder = find() if callable(find) else model
+    return decoder if isinstance(decoder, nn.Module) else model
+
+
+def _by_number(layers: Sequence[AttentionLayer], number: int) -> AttentionLayer:
+    if -len(layers) <= number < 0:
+        return layers[number]
+    for layer in layers:
+        if layer.layer == number:
+            return layer
+    raise ValueError(f"layers: there is no attention layer {number}; there are {_numbers(layers)}")
+
+
+def _numbers(layers: Sequence[AttentionLayer]) -> str:
+    numbers = [layer.layer for layer in layers]
+    if numbers == list(range(numbers[0], numbers[-1] + 1)):
+        return f"{numbers[0]} to {numbers[-1]}"
+    return ", ".join(map(str, numbers))
+
+
+def _discover(model: nn.Module) -> Iterator[AttentionLayer]:
+    config = getattr(model, "config", None)
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} is an encoder-decoder; llmprobe probes causal language models"
+        )
+    decoder = decoder_of(model)
+    attention = _declared(decoder) or _behaving(model, decoder)
+    if not attention:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} has no attention that could be found: none is declared, and "
+            "no module returns attention weights (an attention-free model, or a new kind)"
+        )
+    paths = {id(module): path for path, module in model.named_modules()}
+    seen = _observe(model, attention)
+    for number, module in enumerate(attention):
+        yield _describe(module, paths, _layer_number(module, number), seen[id(module)])
+
+
+def _declared(decoder: nn.Module) -> list[nn.Module]:
+    """Modules of the classes that the model names as the source of its attentions."""
+    found: list[nn.Module] = []
+    wanted = (getattr(type(decoder), "_can_record_outputs", None) or {}).get("attentions", ())
+    for item in wanted if isinstance(wanted, list | tuple) else [wanted]:
+        kind = item if isinstance(item, type) else getattr(item, "target_class", None)
+        within = getattr(item, "layer_name", None)
+        for path, module in decoder.named_modules():
+            named = within is None or f".{within.strip('.')}." in f".{path}."
+            if kind is not None and named and isinstance(module, kind):
+                found.append(module)
+    return found
+
+
+def _behaving(model: nn.Module, decoder: nn.Module) -> list[nn.Module]:
+    """Innermost modules that return weights (1, heads, tokens, tokens) of a causal attention."""
+    found: dict[int, nn.Module] = {}
+
+    def look(module: nn.Module, args: Any, output: Any) -> None:
+        if isinstance(output, tuple) and any(_are_weights(item) for item in output[1:]):
+            inner = {id(child) for child in module.modules()} - {id(module)}
+            if not inner & found.keys():
+                found[id(module)] = module
+
+    handles = [module.register_forward_hook(look) for module in decoder.modules()]
+    try:
+        with eager_weights(model):
+            _run(model, output_attentions=True)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return list(found.values())
+
+
+def _are_weights(item: Any) -> bool:
+    square = (_N_TOKENS, _N_TOKENS)
+    if not isinstance(item, Tensor) or item.ndim != 4 or item.shape[-2:] != square:
+        return False
+    mass = item.float().sum(-1)
+    return bool((item >= 0).all() and (mass < 1.01).all() and item.float().triu(1).sum() == 0)
+
+
+@contextmanager
+def eager_weights(model: nn.Module) -> Iterator[None]:
+    """Have modules that do not use the interface compute their weights, as eager ones do."""
+    configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
+    names = {key: getattr(c, "_attn_implementation", None) for key, c in configs.items()}
+    try:
+        for key, config in configs.items():
+            if names[key] is not None:
+                config._attn_implementation = "eager"
+        yield
+    finally:
+        for key, config in configs.items():
+            if names[key] is not None:
+                config._attn_implementation = names[key]
+
+
+@dataclass
+class _Seen:
+    """What one attention module did when it ran."""
+
+    projection: nn.Module | None = None
+    projection_size: int = 0
+    projected: Tensor | None = None
+    hidden_size: int = 0
+    adds_residual: bool = False
+    call: AttentionCall | None = None
+
+
+def _observe(model: nn.Module, attention: Sequence[nn.Module]) -> dict[int, _Seen]:
+    seen = {id(module): _Seen() for module in attention}
+
+    def listen(call: AttentionCall) -> None:
+        seen[id(call.module)].call = call
+
+    def watch(note: _Seen) -> Any:
+        def hook(child: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            given = _tensors(args, kwargs)
+            if given and isinstance(output, Tensor):
+                note.projection, note.projection_size = child, given[0].shape[-1]
+                note.projected = output
+
+        return hook
+
+    def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        note, x = seen[id(module)], first_tensor(output)
+        note.hidden_size = x.shape[-1]
+        if note.projected is not None and note.projected.shape == x.shape:
+            more = x - note.projected
+            note.adds_residual = bool(more.any()) and any(
+                given.shape == x.shape and torch.allclose(more, given, atol=1e-5)
+                for given in _tensors(args, kwargs)
+            )
+
+    with ExitStack() as stack:
+        for module in attention:
+            stack.callback(module.register_forward_hook(after, with_kwargs=True).remove)
+            for child in module.children():
+                if any(parameter.ndim >= 2 for parameter in child.parameters()):
+                    hook = watch(seen[id(module)])
+                    stack.callback(child.register_forward_hook(hook, with_kwargs=True).remove)
+        stack.enter_context(listening(filter(uses_interface, attention), listen))
+        _run(model)
+    return seen
+
+
+def _describe(module: nn.Module, paths: dict[int, str], number: int, seen: _Seen) -> AttentionLayer:
+    path = paths[id(module)]
+    if seen.projection is None or not seen.hidden_size:
+        raise UnsupportedModelError(f"{path} did not run, or calls no output projection")
+    if seen.call is not None:
+        n_heads, n_kv_heads = seen.call.query.shape[1], seen.call.key.shape[1]
+    else:
+        n_heads = _fact(module, _HEADS) or 0
+        n_kv_heads = _fact(module, _KV_HEADS) or n_heads
+    if not n_heads or seen.projection_size % n_heads:
+        raise UnsupportedModelError(f"{path}: {n_heads} heads do not fit {seen.projection_size}")
+    return AttentionLayer(
+        layer=number,
+        path=path,
+        type=_type(module, number),
+        n_heads=n_heads,
+        n_kv_heads=n_kv_heads,
+        head_size=seen.projection_size // n_heads,
+        hidden_size=seen.hidden_size,
+        projection=paths[id(seen.projection)],
+        output=paths[id(seen.projection)] if seen.adds_residual else path,
+        interface=seen.call is not None,
+    )
+
+
+def _layer_number(module: nn.Module, order: int) -> int:
+    return next(
+        (n for a in ("layer_idx", "layer_id") if (n := getattr(module, a, None)) is not None), order
+    )
+
+
+def _fact(module: nn.Module, names: Iterable[str]) -> int | None:
+    for source in (module, getattr(module, "config", None)):
+        for name in names:
+            if isinstance(value := getattr(source, name, None), int):
+                return value
+    return None
+
+
+def _type(module: nn.Module, number: int) -> str:
+    config = getattr(module, "config", None)
+    declared = getattr(config, "layer_types", None)
+    if declared and number < len(declared):
+        return _TYPES.get(declared[number], "full")
+    window = getattr(module, "sliding_window", None) or getattr(config, "sliding_window", None)
+    local = getattr(module, "attention_type", None) == "local"
+    return (
+        "sliding" if local or (window and getattr(config, "use_sliding_window", True)) else "full"
+    )
+
+
+def _tensors(args: Any, kwargs: Any) -> list[Tensor]:
+    return [item for item in (*args, *kwargs.values()) if isinstance(item, Tensor)]
+
+
+def first_tensor(output: Any) -> Tensor:
+    """The attention output of a module that returns it alone or at the head of a tuple."""
+    return output[0] if isinstance(output, tuple | list) else output
+
+
+def _run(model: nn.Module, **options: Any) -> None:
+    """A few tokens through the model, leaving no trace in the random state."""
+    embedding = model.get_input_embeddings()
+    device = next(embedding.parameters()).device
+    tokens = torch.arange(1, _N_TOKENS + 1, device=device)[None] % embedding.num_embeddings
+    with torch.no_grad(), torch.random.fork_rng(enabled=model.training):
+        model(input_ids=tokens, use_cache=False, **options)

@@ -1,0 +1,203 @@
+"""Attention of a few queries, exactly as the model computes it, without the N × N matrix.
+
+transformers looks its attention function up by name. Two names are registered here, one on top of
+`sdpa` and one on top of `eager`, each with the mask function of its base (without one, padding is
+silently lost). They compute what their base computes, and let listeners see each call first: a
+listener can ask for the rows of chosen queries, and may hand back the output in place of the base.
+
+The rows come from the model file's own eager function, run on the chosen queries alone. Whatever a
+family does to its softmax (soft caps, learned sinks, windows) is therefore in them.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from llmprobe.errors import UnsupportedModelError
+
+_PREFIX = "llmprobe_"
+_CHUNK_BYTES = 64 * 2**20
+# Arguments that hold one entry for each query; slicing them would need to know their layout.
+_PER_QUERY = ("position_bias", "block_indices", "indices", "cu_seq_lens_q")
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """What a model handed to its attention function."""
+
+    module: nn.Module
+    query: Tensor
+    """(batch, heads, queries, key size)"""
+    key: Tensor
+    """(batch, KV heads, keys, key size)"""
+    value: Tensor
+    """(batch, KV heads, keys, value size)"""
+    mask: Tensor | None
+    options: dict[str, Any]
+
+    def rows(self, index: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Attention of the queries at `index` (batch, positions), in chunks of positions.
+
+        Gives (which positions, head outputs (batch, positions, heads, value size), weights
+        (batch, heads, positions, keys)); float32 whatever the model's precision.
+        """
+        for name in _PER_QUERY:
+            if self.options.get(name) is not None:
+                raise UnsupportedModelError(
+                    f"{type(self.module).__name__} gives its attention function {name!r}, which "
+                    "cannot be cut to single queries; capture whole outputs instead"
+                )
+        eager = own_eager(self.module)
+        options = {**self.options, "dropout": 0.0}
+        query, key, value = _at_least_float32(self.query, self.key, self.value)
+        n_keys = key.shape[2]
+        chunk = max(1, _CHUNK_BYTES // (4 * query.shape[0] * query.shape[1] * n_keys))
+        for start in range(0, index.shape[1], chunk):
+            part = slice(start, min(start + chunk, index.shape[1]))
+            chosen = index[:, part]
+            rows = _take(query, chosen)
+            output, weights = eager(
+                self.module, rows, key, value, self._mask_rows(chosen, rows.dtype), **options
+            )
+            yield part, output, weights
+
+    def outputs(self, index: Tensor) -> Tensor:
+        """Head outputs (batch, queries, heads, value size) that are right at `index` alone.
+
+        The other entries are whatever the memory held: nothing mixes positions between here and
+        the output projection, where the capture takes the chosen ones out again.
+        """
+        batch, heads, n_queries, _ = self.query.shape
+        full = self.query.new_empty(batch, n_queries, heads, self.value.shape[-1])
+        batch_index = torch.arange(batch, device=index.device)[:, None]
+        for part, output, _ in self.rows(index):
+            full[batch_index, index[:, part]] = output.to(full.dtype)
+        return full
+
+    def _mask_rows(self, index: Tensor, dtype: torch.dtype) -> Tensor | None:
+        """The chosen queries' rows of the mask, additive as eager functions want it."""
+        n_queries, n_keys = self.query.shape[2], self.key.shape[2]
+        if self.mask is None:
+            causal = self.options.get("is_causal")
+            if not (getattr(self.module, "is_causal", True) if causal is None else causal):
+                return None
+            # Behind a cache the first query here is not the first token.
+            last = index + (n_keys - n_queries)
+            allowed = torch.arange(n_keys, device=index.device) <= last[:, None, :, None]
+        else:
+            mask = self.mask[..., :n_keys].expand(len(index), -1, -1, -1)
+            allowed = _take(mask, index)
+            if allowed.dtype != torch.bool:
+                return allowed.to(dtype)
+        lowest = torch.finfo(dtype).min
+        return torch.zeros((), dtype=dtype, device=index.device).where(allowed, lowest)
+
+
+Listener = Callable[[AttentionCall], Tensor | None]
+_listeners: dict[int, list[Listener]] = {}
+
+
+def uses_interface(module: nn.Module) -> bool:
+    """Whether the module looks its attention function up by name and has an eager one."""
+    return "get_interface" in _forward(module).__code__.co_names and _eager(module) is not None
+
+
+def own_eager(module: nn.Module) -> Callable[..., tuple[Tensor, Tensor]]:
+    """The eager attention function of the file that the module comes from."""
+    eager = _eager(module)
+    if eager is None:
+        raise UnsupportedModelError(f"{type(module).__name__} has no eager attention function")
+    return eager
+
+
+@contextmanager
+def listening(modules: Iterable[nn.Module], listener: Listener) -> Iterator[None]:
+    """Let `listener` see every attention call of the modules.
+
+    It may return head outputs (batch, queries, heads, value size) to be used as they are.
+    """
+    modules = list(modules)
+    configs: dict[int, Any] = {id(m.config): m.config for m in modules}
+    before = {key: config._attn_implementation for key, config in configs.items()}
+    try:
+        for key, config in configs.items():
+            config._attn_implementation = _routed(before[key])
+        for module in modules:
+            _listeners.setdefault(id(module), []).append(listener)
+        yield
+    finally:
+        for module in modules:
+            _remove(id(module), listener)
+        for key, config in configs.items():
+            config._attn_implementation = before[key]
+
+
+def n_listeners(module: nn.Module) -> int:
+    return len(_listeners.get(id(module), ()))
+
+
+def _routed(name: str | None) -> str:
+    name = name or "eager"
+    if name.startswith(_PREFIX):
+        return name
+    # Flash and flex kernels take masks that have no rows; sdpa computes the same.
+    return _PREFIX + ("eager" if name == "eager" else "sdpa")
+
+
+def _remove(key: int, listener: Listener) -> None:
+    others = [other for other in _listeners.get(key, []) if other is not listener]
+    if others:
+        _listeners[key] = others
+    else:
+        _listeners.pop(key, None)
+
+
+def _attention_function(base: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
+    def attend(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        **options: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        call = AttentionCall(module, query, key, value, attention_mask, options)
+        given = [listener(call) for listener in _listeners.get(id(module), ())]
+        outputs = [output for output in given if output is not None]
+        if outputs:
+            return outputs[-1], None
+        compute = own_eager(module) if base == "eager" else ALL_ATTENTION_FUNCTIONS[base]
+        return compute(module, query, key, value, attention_mask, **options)
+
+    return attend
+
+
+for _base in ("sdpa", "eager"):
+    AttentionInterface.register(_PREFIX + _base, _attention_function(_base))
+    AttentionMaskInterface.register(_PREFIX + _base, ALL_MASK_ATTENTION_FUNCTIONS[_base])
+
+
+def _forward(module: nn.Module) -> Any:
+    return inspect.unwrap(type(module).forward)
+
+
+def _eager(module: nn.Module) -> Callable[..., tuple[Tensor, Tensor]] | None:
+    return _forward(module).__globals__.get("eager_attention_forward")
+
+
+def _at_least_float32(*tensors: Tensor) -> list[Tensor]:
+    return [t.float() if t.dtype in (torch.float16, torch.bfloat16) else t for t in tensors]
+
+
+def _take(x: Tensor, index: Tensor) -> Tensor:
+    """Rows of x (batch, heads, queries, ...) at each prompt's own index (batch, positions)."""
+    batch = torch.arange(len(index), device=index.device)[:, None]
+    return x[batch, :, index].transpose(1, 2)
