@@ -1,0 +1,139 @@
+"""Attention outputs of any Hugging Face causal language model, in linear memory.
+
+    with capture_attention(model, layers=[0, -1], positions=-1) as captured:
+        model(**batch)
+    captured[0]     # (batch, 1, hidden)
+
+1. `layers` and `positions` say what is wanted; a position counts from each prompt's own first or
+   last token, wherever the padding is.
+2. `at="heads"` gives the heads' outputs before the output projection.
+3. `stop=True` ends the forward when all has been seen; the model's call then returns None. With
+   few positions only their queries are computed in the deepest layer.
+4. `into=function` receives (layer, tensor) in the hook, and nothing is kept.
+"""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from llmprobe.discovery import AttentionLayer, LayerChoice, first_tensor
+from llmprobe.errors import CaptureError
+from llmprobe.hooks import Positions, Session
+from llmprobe.rows import AttentionCall, listening
+
+AT = ("output", "heads")
+
+
+def capture_attention(
+    model: nn.Module,
+    layers: LayerChoice = None,
+    positions: Positions = None,
+    at: str = "output",
+    stop: bool = False,
+    *,
+    into: Callable[[int, Tensor], object] | None = None,
+    device: torch.device | str | None = None,
+) -> "AttentionCapture":
+    """A context manager that captures what the attention modules put out.
+
+    `layers`: None for all, layer numbers (negative from the end), or a slice of them.
+    `positions`: None for all (padding included), a number or a list; negative from the end.
+    `at`: `output` for the module's output (batch, positions, hidden); `heads` for the heads before
+    the output projection (batch, positions, heads, head size).
+    `stop`: end each forward after the deepest wanted module; the call returns None.
+    `into`: called as into(layer, tensor) in the hook, in place of keeping anything.
+    `device`: where to keep the tensors; None leaves them where they are.
+
+    Several forwards append along the batch. Leaving the block checks that every hook has fired.
+    """
+    if at not in AT:
+        raise ValueError(f"at: got {at!r}, accepted: {', '.join(AT)}")
+    return AttentionCapture(
+        model, layers=layers, positions=positions, at=at, stop=stop, into=into, device=device
+    )
+
+
+class AttentionCapture(Session[Tensor]):
+    """What `capture_attention` gives: a mapping from layer number to tensor, filled by forwards."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        layers: LayerChoice,
+        positions: Positions,
+        at: str,
+        stop: bool,
+        into: Callable[[int, Tensor], object] | None,
+        device: torch.device | str | None,
+    ) -> None:
+        super().__init__(model, layers=layers, positions=positions, stop=stop, into=into)
+        self.at = at
+        self.device = device
+        self._narrow = False
+
+    def attach(self, stack: ExitStack) -> None:
+        for layer in self.layers:
+            if self.at == "output":
+                source = self.model.get_submodule(layer.output)
+                handle = source.register_forward_hook(self._output_hook(layer))
+            else:
+                handle = self.projection(layer).register_forward_pre_hook(
+                    self._heads_hook(layer), with_kwargs=True
+                )
+            self.own(stack, handle)
+        if self.stop and self.positions is not None and self.deepest.interface:
+            self._attach_narrow(stack)
+
+    def _attach_narrow(self, stack: ExitStack) -> None:
+        """In the deepest layer compute the wanted queries alone, and project them alone."""
+        projection = self.projection(self.deepest)
+        if self.at == "output":
+            handle = projection.register_forward_pre_hook(self._narrow_hook, with_kwargs=True)
+            self.own(stack, handle)
+        stack.enter_context(listening([self.module(self.deepest)], self._attend))
+
+    def _attend(self, call: AttentionCall) -> Tensor | None:
+        batch, _, length, _ = call.query.shape
+        index = self.index(batch, length, call.query.device)
+        # Anybody else who listens here is owed the whole output.
+        self._narrow = 2 * index.shape[1] <= length and self.alone()
+        return call.outputs(index) if self._narrow else None
+
+    def _narrow_hook(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        if not self._narrow:
+            return None
+        return (self.take(args[0]), *args[1:]), kwargs
+
+    def _output_hook(self, layer: AttentionLayer) -> Callable[[nn.Module, Any, Any], None]:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            x = first_tensor(output)
+            narrowed = self._narrow and layer is self.deepest
+            self._keep(layer, x.detach().clone() if narrowed else self.take(x))
+
+        return hook
+
+    def _heads_hook(self, layer: AttentionLayer) -> Callable[[nn.Module, Any, Any], None]:
+        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+            x = args[0] if args else next(iter(kwargs.values()))
+            self._keep(layer, self.take(x).unflatten(-1, (layer.n_heads, layer.head_size)))
+
+        return hook
+
+    def _keep(self, layer: AttentionLayer, x: Tensor) -> None:
+        self.see(layer, x if self.device is None else x.to(self.device))
+
+    def join(self, layer: int, parts: list[Tensor]) -> Tensor:
+        if len({part.shape[1:] for part in parts}) > 1:
+            raise CaptureError(
+                f"layer {layer} was captured at lengths "
+                f"{', '.join(str(part.shape[1]) for part in parts)}; give `positions` to join them"
+            )
+        return torch.cat(parts)
+
+    def __repr__(self) -> str:
+        shapes = {n: tuple(self[n].shape) if parts else None for n, parts in self._kept.items()}
+        return f"AttentionCapture(at={self.at!r}, {shapes})"

@@ -1,0 +1,187 @@
+"""Where chosen queries look: rows of the attention weights, and what they say, in linear memory.
+
+    with capture_rows(model, positions=[15, -1]) as rows:
+        model(**batch)
+    rows[0].entropy     # (batch, 2, heads)
+
+A row has the weights of one query over all tokens. It need not sum to one (learned sinks take
+their share), so its mass is kept beside the statistics, which are of the row as it is. Modules
+that find their attention function by name compute the wanted rows alone; for the others the whole
+matrix is made, if the memory is there.
+"""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, fields
+from typing import Any
+
+import psutil
+import torch
+from torch import Tensor, nn
+
+from llmprobe.discovery import AttentionLayer, LayerChoice, eager_weights
+from llmprobe.errors import CaptureError
+from llmprobe.hooks import Positions, Session
+from llmprobe.rows import AttentionCall, listening
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Statistics of attention rows; all begin with the shape (batch, positions, heads)."""
+
+    entropy: Tensor
+    """−Σ a ln a, in nats."""
+    effective: Tensor
+    """Effective tokens, 1 / Σ a²."""
+    first: Tensor
+    """Weight on the prompt's first token."""
+    mass: Tensor
+    """Σ a: one, unless a learned sink takes a share."""
+    top: Tensor
+    """The k largest weights, largest first: (..., k); zeros where there are fewer tokens."""
+    top_positions: Tensor
+    """Where they are, counted from the prompt's first token; −1 where there are fewer tokens."""
+    weights: Tensor | None
+    """The rows themselves (..., tokens), if asked for."""
+
+    @classmethod
+    def of(cls, weights: Tensor, starts: Tensor, *, k: int, keep: bool) -> "Rows":
+        """From weights (batch, heads, positions, tokens); prompts begin at `starts` (batch,)."""
+        rows = weights.detach().transpose(1, 2).float()
+        n_top = min(k, rows.shape[-1])
+        top, where = rows.topk(n_top, dim=-1)
+        missing = (0, k - n_top)
+        first = rows.gather(-1, starts[:, None, None, None].expand(*rows.shape[:-1], 1))
+        return cls(
+            entropy=torch.special.entr(rows).sum(-1),
+            effective=1 / rows.square().sum(-1),
+            first=first.squeeze(-1),
+            mass=rows.sum(-1),
+            top=nn.functional.pad(top, missing),
+            top_positions=nn.functional.pad(where - starts[:, None, None, None], missing, value=-1),
+            weights=rows.clone() if keep else None,
+        )
+
+    @classmethod
+    def join(cls, parts: list["Rows"], *, dim: int) -> "Rows":
+        if len(parts) == 1:
+            return parts[0]
+        return cls(
+            **{
+                field.name: _cat([getattr(p, field.name) for p in parts], dim)
+                for field in fields(cls)
+            }
+        )
+
+
+def capture_rows(
+    model: nn.Module,
+    positions: Positions = -1,
+    layers: LayerChoice = None,
+    *,
+    k: int = 16,
+    weights: bool = False,
+    stop: bool = False,
+    into: Callable[[int, Rows], object] | None = None,
+) -> "RowCapture":
+    """A context manager that captures attention rows of chosen queries, for each head.
+
+    `positions`, `layers`, `stop` and `into` are as in `capture_attention`; `k` is how many of the
+    largest weights to keep; `weights=True` keeps the whole rows.
+    """
+    if positions is None:
+        raise ValueError("positions: rows of all queries are the whole matrix; name some positions")
+    if k < 1:
+        raise ValueError(f"k: got {k}, accepted: 1 or more")
+    return RowCapture(
+        model, positions=positions, layers=layers, k=k, weights=weights, stop=stop, into=into
+    )
+
+
+class RowCapture(Session[Rows]):
+    """What `capture_rows` gives: a mapping from layer number to `Rows`, filled by forwards."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        positions: Positions,
+        layers: LayerChoice,
+        k: int,
+        weights: bool,
+        stop: bool,
+        into: Callable[[int, Rows], object] | None,
+    ) -> None:
+        super().__init__(model, layers=layers, positions=positions, stop=stop, into=into)
+        self.k = k
+        self.weights = weights
+        self._whole = [layer for layer in self.layers if not layer.interface]
+
+    def attach(self, stack: ExitStack) -> None:
+        by_module = {id(self.module(layer)): layer for layer in self.layers if layer.interface}
+        modules = [self.module(layer) for layer in self.layers if layer.interface]
+
+        def listen(call: AttentionCall) -> None:
+            batch, _, length, _ = call.query.shape
+            index = self.index(batch, length, call.query.device)
+            starts = self._key_starts(call)
+            parts = [self._rows(w, starts) for _, _, w in call.rows(index)]
+            self.see(by_module[id(call.module)], Rows.join(parts, dim=1))
+
+        if self._whole:
+            stack.enter_context(eager_weights(self.model))
+        stack.enter_context(listening(modules, listen))
+        for layer in self._whole:
+            handle = self.module(layer).register_forward_hook(self._weights_hook(layer))
+            self.own(stack, handle)
+
+    def before_forward(self, given: dict[str, Any]) -> None:
+        """Whole matrices are only made where they fit."""
+        tokens = given.get("input_ids", given.get("inputs_embeds"))
+        if not self._whole or not isinstance(tokens, Tensor):
+            return
+        batch, length = tokens.shape[:2]
+        n_heads = max(layer.n_heads for layer in self._whole)
+        need = 3 * 4 * batch * n_heads * length**2  # scores, weights, and one in passing
+        free = _free_bytes(tokens.device)
+        if need > free:
+            raise CaptureError(
+                f"attention rows of {type(self.model).__name__} need whole matrices: "
+                f"{need / 2**30:.1f} GiB for {batch} prompts of {length} tokens, "
+                f"{free / 2**30:.1f} GiB are free; use fewer prompts or shorter ones"
+            )
+
+    def _key_starts(self, call: AttentionCall) -> Tensor:
+        batch, _, length, _ = call.query.shape
+        starts = self.starts(batch, length, call.query.device)
+        # Keys from a cache come before this forward's tokens; then the prompt began at key 0.
+        return starts if call.key.shape[2] == length else torch.zeros_like(starts)
+
+    def _weights_hook(self, layer: AttentionLayer) -> Callable[[nn.Module, Any, Any], None]:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            found = [x for x in output[1:] if isinstance(x, Tensor) and x.ndim == 4]
+            if not found:
+                raise CaptureError(f"{layer.path} returned no attention weights")
+            weights = found[0]
+            rows = self.take(weights.transpose(1, 2)).transpose(1, 2)
+            starts = self.starts(len(weights), weights.shape[2], weights.device)
+            self.see(layer, self._rows(rows, starts))
+
+        return hook
+
+    def _rows(self, weights: Tensor, starts: Tensor) -> Rows:
+        return Rows.of(weights, starts, k=self.k, keep=self.weights)
+
+    def join(self, layer: int, parts: list[Rows]) -> Rows:
+        return Rows.join(parts, dim=0)
+
+
+def _cat(parts: list[Tensor | None], dim: int) -> Tensor | None:
+    tensors = [part for part in parts if part is not None]
+    return torch.cat(tensors, dim=dim) if tensors else None
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return psutil.virtual_memory().available

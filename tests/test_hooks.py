@@ -1,0 +1,35 @@
+"""Where each prompt begins and ends, whatever the padding."""
+
+import pytest
+import torch
+from families import tiny
+
+from llmprobe.capture import capture_attention
+from llmprobe.errors import CaptureError
+from llmprobe.hooks import _bounds
+
+
+def test_bounds_of_prompts_padded_on_either_side():
+    mask = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 0], [1, 1, 1, 1]])
+    starts, lengths = _bounds(mask, 3, 4)
+    assert starts.tolist() == [2, 0, 0]
+    assert lengths.tolist() == [2, 3, 4]
+    starts, lengths = _bounds(None, 2, 7)
+    assert (starts.tolist(), lengths.tolist()) == ([0, 0], [7, 7])
+    # Behind a cache only the last columns belong to this forward.
+    starts, lengths = _bounds(torch.ones(1, 9), 1, 2)
+    assert (starts.tolist(), lengths.tolist()) == ([0], [2])
+
+
+def test_a_mask_given_by_position_is_seen_too():
+    model = tiny("llama")
+    tokens, mask = torch.ones(1, 6, dtype=int), torch.tensor([[0, 0, 1, 1, 1, 1]])
+    with pytest.raises(CaptureError, match="which has 4"), capture_attention(model, positions=4):
+        model(tokens, mask)
+
+
+def test_an_empty_prompt_is_an_error_not_an_index():
+    model = tiny("llama")
+    mask = torch.tensor([[1, 1], [0, 0]])
+    with pytest.raises(CaptureError), capture_attention(model, positions=-1):
+        model(torch.ones(2, 2, dtype=int), attention_mask=mask)
