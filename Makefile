@@ -37,6 +37,7 @@ lint: $(READY)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/moments.py
+	$(BIN)/python benchmarks/capture.py
 
 clean:
 	rm -rf .venv runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

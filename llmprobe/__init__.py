@@ -9,6 +9,12 @@ from importlib import import_module
 __version__ = "0.1.0"
 
 _HOME = {
+    "capture_attention": "capture",
+    "capture_rows": "patterns",
+    "attention_layers": "discovery",
+    "check_capture": "checks",
+    "load_model": "models",
+    "LoadedModel": "models",
     "Groups": "stats",
     "Histogram": "stats",
     "Moments": "stats",
@@ -18,6 +24,9 @@ _HOME = {
     "load_result": "results",
     "VarianceResult": "results",
     "LLMProbeError": "errors",
+    "CaptureError": "errors",
+    "ModelLoadError": "errors",
+    "UnsupportedModelError": "errors",
     "ResultExistsError": "errors",
     "ResultFormatError": "errors",
 }

@@ -10,8 +10,11 @@ from conftest import ROOT
 PACKAGE = ROOT / "llmprobe"
 ROWS = [
     {"errors", "runtime"},
-    {"stats", "decay", "lengths", "storage", "plots"},
-    {"results"},
+    {"stats", "decay", "lengths", "storage", "plots", "rows"},
+    {"results", "models", "discovery"},
+    {"hooks"},
+    {"capture", "patterns"},
+    {"checks"},
     {"cli"},
 ]
 """Lower rows first. A module imports from rows below its own, and `errors` from anywhere."""

@@ -1,0 +1,175 @@
+"""A self-check: does the capture tell the truth about this model?
+
+`check_capture(model)` compares captures with the untouched model, with eager attention, with
+shorter prompts and with padded batches. A line that fails says by how much. Differences are
+relative: the largest one over the root mean square of what it is compared with.
+"""
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from llmprobe.capture import capture_attention
+from llmprobe.discovery import AttentionLayer, attention_layers, eager_weights
+from llmprobe.patterns import capture_rows
+from llmprobe.runtime import torch_generator
+
+_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4}
+_LOW_PRECISION_TOLERANCE = 0.1
+"""Half precision rounds at 2^-8 to 2^-11, and a few roundings meet in one output."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the report."""
+
+    name: str
+    passed: bool
+    difference: float | None
+    """None where the line is a fact and not a comparison."""
+    detail: str
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """All lines; `passed` if every one is."""
+
+    checks: tuple[Check, ...]
+
+    @property
+    def passed(self) -> bool:
+        return all(check.passed for check in self.checks)
+
+
+def check_capture(
+    model: nn.Module, *, tokenizer: Any = None, length: int = 64, seed: int = 0
+) -> CheckReport:
+    """Check captures of a causal language model on random prompts of `length` tokens."""
+    if length < 8:
+        raise ValueError(f"length: got {length}, accepted: 8 or more")
+    training = model.training
+    try:
+        with torch.inference_mode():
+            return CheckReport(tuple(_checks(model.eval(), tokenizer, length, seed)))
+    finally:
+        model.train(training)
+
+
+def _checks(model: nn.Module, tokenizer: Any, length: int, seed: int) -> Iterator[Check]:
+    layers = attention_layers(model)
+    yield Check("attention layers", True, None, _describe(layers))
+    tokens = _tokens(model, (3, length), seed)
+    inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "use_cache": False}
+
+    plain = model(**inputs).logits
+    with capture_attention(model) as outputs, capture_attention(model, at="heads") as heads:
+        hooked = model(**inputs).logits
+    same = float((hooked - plain).abs().max())
+    yield Check("hooked logits equal unhooked", same == 0, same, "largest difference of a logit")
+
+    def compare(name: str, got: Any, expected: Any, detail: str) -> Check:
+        worst = max(_difference(got[layer.layer], expected[layer.layer]) for layer in layers)
+        tolerance = _TOLERANCE.get(plain.dtype, _LOW_PRECISION_TOLERANCE)
+        return Check(name, worst <= tolerance, worst, detail)
+
+    with eager_weights(model), capture_attention(model) as eager:
+        model(**inputs)
+    yield compare("outputs equal eager attention's", outputs, eager, "worst layer")
+
+    projected = {x.layer: _project(model, x, heads[x.layer]) for x in layers}
+    yield compare("projected heads equal the outputs", projected, outputs, "worst layer")
+
+    yield _check_rows(model, layers, inputs)
+
+    few = [0, length // 2, -1]
+    some = {layers[0].layer, layers[len(layers) // 2].layer, layers[-1].layer}
+    stopped = {x.layer: outputs[x.layer][:, few] for x in layers}
+    for number in some:  # each is a forward of its own
+        with capture_attention(model, number, few, stop=True) as narrow:
+            model(**inputs)
+        stopped[number] = narrow[number]
+    wanted = {x.layer: outputs[x.layer][:, few] for x in layers}
+    yield compare("single queries equal the whole", stopped, wanted, "first, middle, last layer")
+
+    half = {name: x[:, : length // 2] if isinstance(x, Tensor) else x for name, x in inputs.items()}
+    with capture_attention(model, positions=-1) as prefix:
+        model(**half)
+    wanted = {x.layer: outputs[x.layer][:, [length // 2 - 1]] for x in layers}
+    yield compare("prefixes are consistent", prefix, wanted, "one pass serves all lengths")
+
+    for side in ("left", "right"):
+        padded, starts = _pad(model, tokens, side)
+        with capture_attention(model, positions=-1) as captured:
+            model(**padded)
+        wanted = {x.layer: _last(outputs[x.layer], starts) for x in layers}
+        yield compare(f"padding on the {side} changes nothing", captured, wanted, "worst layer")
+
+    if tokenizer is not None:
+        yield Check("beginning of sequence", True, None, _describe_bos(tokenizer))
+
+
+def _check_rows(model: nn.Module, layers: tuple[AttentionLayer, ...], inputs: Any) -> Check:
+    with capture_rows(model, positions=[0, -1]) as rows:
+        model(**inputs)
+    excess = max(float(rows[x.layer].mass.max()) for x in layers) - 1
+    served = sum(x.interface for x in layers)
+    kind = "single rows" if served == len(layers) else f"{len(layers) - served} by whole matrices"
+    return Check("attention rows have mass one or less", excess <= 1e-3, max(excess, 0.0), kind)
+
+
+def _project(model: nn.Module, layer: AttentionLayer, heads: Tensor) -> Tensor:
+    projected: Tensor = model.get_submodule(layer.projection)(heads.flatten(-2))
+    return projected
+
+
+def _pad(model: nn.Module, tokens: Tensor, side: str) -> tuple[dict[str, Any], list[int]]:
+    """The prompts cut to three lengths in one padded batch, and those lengths."""
+    length = tokens.shape[1]
+    lengths = [length, length // 2, length // 4]
+    padded, mask = torch.zeros_like(tokens), torch.zeros_like(tokens)
+    for row, n in enumerate(lengths):
+        where = slice(length - n, None) if side == "left" else slice(n)
+        padded[row, where], mask[row, where] = tokens[row, :n], 1
+    inputs = {"input_ids": padded, "attention_mask": mask, "use_cache": False}
+    # Models with absolute positions count the padding unless they are told not to.
+    if "position_ids" in inspect.signature(model.forward).parameters:
+        inputs["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)
+    return inputs, lengths
+
+
+def _last(outputs: Tensor, lengths: list[int]) -> Tensor:
+    return torch.stack([outputs[row, n - 1] for row, n in enumerate(lengths)])[:, None]
+
+
+def _difference(got: Tensor, expected: Tensor) -> float:
+    expected = expected.float()
+    scale = expected.square().mean().sqrt().clamp(min=1e-30)
+    return float((got.float() - expected).abs().max() / scale)
+
+
+def _tokens(model: nn.Module, shape: tuple[int, int], seed: int) -> Tensor:
+    embedding = model.get_input_embeddings()
+    generator = torch_generator(seed, "check")
+    tokens = torch.randint(embedding.num_embeddings, shape, generator=generator)
+    return tokens.to(next(embedding.parameters()).device)
+
+
+def _describe(layers: tuple[AttentionLayer, ...]) -> str:
+    kinds = [layer.type for layer in layers]
+    counted = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
+    one = layers[0]
+    heads = f"{one.n_heads} heads of {one.head_size}"
+    if one.n_kv_heads != one.n_heads:
+        heads += f", {one.n_kv_heads} KV heads"
+    return f"{counted}; {heads}; output of {one.hidden_size}"
+
+
+def _describe_bos(tokenizer: Any) -> str:
+    if tokenizer.bos_token_id is None:
+        return "the tokenizer has none"
+    adds = tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id]
+    return f"{tokenizer.bos_token} is {'added' if adds else 'not added'} by the tokenizer"

@@ -1,0 +1,74 @@
+"""The self-check passes on every family, and fails where it should."""
+
+import pytest
+import torch
+from families import FAMILIES, tiny
+from torch import nn
+
+from llmprobe import check_capture
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_line_holds_in_every_family(family):
+    report = check_capture(tiny(family), length=24)
+    assert report.passed, [line for line in report.checks if not line.passed]
+    assert len(report.checks) == 9
+
+
+def failing(model):
+    return [line.name for line in check_capture(model, length=24).checks if not line.passed]
+
+
+def test_a_model_that_looks_ahead_is_found_out():
+    model = tiny("llama", seed=6)
+
+    def spread(module, args, output):
+        return output + output.mean(dim=1, keepdim=True)
+
+    handle = model.model.layers[0].input_layernorm.register_forward_hook(spread)
+    found = failing(model)
+    handle.remove()
+    assert "prefixes are consistent" in found
+    assert "hooked logits equal unhooked" not in found
+    assert failing(model) == []
+
+
+def test_a_hook_that_changes_what_is_captured_is_found_out():
+    model = tiny("llama", seed=6)
+    attention = model.model.layers[1].self_attn
+    handle = attention.register_forward_hook(lambda m, a, output: (output[0] * 1.5, *output[1:]))
+    found = failing(model)
+    handle.remove()
+    assert "projected heads equal the outputs" in found
+
+
+def test_the_mode_of_the_model_is_given_back():
+    model = tiny("llama", seed=6).train()
+    check_capture(model, length=8)
+    assert model.training
+    model.eval()
+
+
+def test_half_precision_is_held_to_what_it_can_do():
+    model = tiny("llama", seed=7).to(torch.bfloat16)
+    assert check_capture(model, length=24).passed
+    model.float()
+
+
+def test_a_tokenizer_is_asked_for_its_beginning():
+    class Tokenizer:
+        bos_token, bos_token_id = "<s>", 1
+
+        def __call__(self, text):
+            return {"input_ids": [1, 5]}
+
+    report = check_capture(tiny("llama"), tokenizer=Tokenizer(), length=8)
+    assert report.checks[-1].detail == "<s> is added by the tokenizer"
+    Tokenizer.bos_token_id = None
+    report = check_capture(tiny("llama"), tokenizer=Tokenizer(), length=8)
+    assert "none" in report.checks[-1].detail
+
+
+def test_too_short_a_check_is_refused():
+    with pytest.raises(ValueError, match="length: got 4"):
+        check_capture(nn.Identity(), length=4)
