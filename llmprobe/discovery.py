@@ -10,6 +10,7 @@ rows of mass at most one, is attention. The output projection is found by behavi
 last child with a weight matrix that an attention module calls, and its input are the head outputs.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -89,6 +90,22 @@ def choose_layers(
     if not chosen:
         raise ValueError(f"layers: {choice!r} chooses none of {_numbers(layers)}")
     return tuple(layer for layer in layers if layer in chosen)
+
+
+def parse_layers(text: str) -> LayerChoice:
+    """Layers as people write them: `all`, `0`, `-1`, `0,4,8..12` (both ends included)."""
+    if text.strip() == "all":
+        return None
+    numbers: list[int] = []
+    for item in text.replace(" ", "").split(","):
+        match = re.fullmatch(r"(-?\d+)(?:\.\.(\d+))?", item)
+        if match is None:
+            raise ValueError(f"layers: got {text!r}, accepted: all, 0, -1, 0,4,8..12")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            raise ValueError(f"layers: {item!r} runs backwards; accepted: all, 0, -1, 0,4,8..12")
+        numbers += range(first, last + 1)
+    return numbers
 
 
 def decoder_of(model: nn.Module) -> nn.Module:

@@ -21,9 +21,17 @@ class UnsupportedModelError(LLMProbeError):
     """The model has no attention that can be probed, or a path cannot serve this kind of it."""
 
 
+class OutOfMemoryError(LLMProbeError):
+    """A sweep does not fit the memory, whatever the batch and the chunk."""
+
+
 class CaptureError(LLMProbeError):
     """A capture could not be had: a hook stayed silent, a position is beyond the prompt."""
 
 
 class ModelLoadError(LLMProbeError):
     """A model could not be loaded: not found, not allowed, damaged, too large, not a causal one."""
+
+
+class PromptError(LLMProbeError):
+    """A data set gave no text for prompts: not found, not reachable, damaged, without text."""

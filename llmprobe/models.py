@@ -66,6 +66,39 @@ class LoadedModel:
     adds_bos: bool
     """Whether the tokenizer begins every text with the BOS token."""
 
+    @classmethod
+    def of(
+        cls,
+        model: Any,
+        *,
+        tokenizer: Any = None,
+        name: str | None = None,
+        revision: str | None = None,
+    ) -> "LoadedModel":
+        """The facts of a model that is there already; a module of one's own may have no config."""
+        config: Any = getattr(model, "config", None)
+        config = config.get_text_config() if hasattr(config, "get_text_config") else config
+        weight = next(model.get_input_embeddings().parameters())
+        context_length = getattr(config, "max_position_embeddings", None)
+        types = getattr(config, "layer_types", None)
+        bos = getattr(config if tokenizer is None else tokenizer, "bos_token_id", None)
+        adds_bos = tokenizer is not None and bos is not None and tokenizer("x").input_ids[0] == bos
+        return cls(
+            model=model,
+            tokenizer=tokenizer,
+            name=name or type(model).__name__,
+            revision=revision,
+            dtype=str(weight.dtype).removeprefix("torch."),
+            device=weight.device.type,
+            attention=str(getattr(config, "_attn_implementation", "own")),
+            context_length=context_length,
+            learned_positions=_learned_positions(model, context_length),
+            layer_types=None if types is None else tuple(types),
+            vocab_size=getattr(config, "vocab_size", len(weight)),
+            bos_token_id=bos,
+            adds_bos=adds_bos,
+        )
+
     def describe(self) -> dict[str, Any]:
         """The plain facts: everything but the model and the tokenizer."""
         names = [f.name for f in dataclasses.fields(self) if f.name not in ("model", "tokenizer")]
@@ -143,25 +176,7 @@ def load_model(
         )
         _check_complete(report)
     model.eval().requires_grad_(False)
-    text_config = model.config.get_text_config()
-    context_length = getattr(text_config, "max_position_embeddings", None)
-    types = getattr(text_config, "layer_types", None)
-    bos = (text_config if tokenizer is None else tokenizer).bos_token_id
-    return LoadedModel(
-        model=model,
-        tokenizer=tokenizer,
-        name=place.shown,
-        revision=place.revision,
-        dtype=str(model.dtype).removeprefix("torch."),
-        device=model.device.type,
-        attention=str(model.config._attn_implementation),
-        context_length=context_length,
-        learned_positions=_learned_positions(model, context_length),
-        layer_types=None if types is None else tuple(types),
-        vocab_size=text_config.vocab_size,
-        bos_token_id=bos,
-        adds_bos=tokenizer is not None and bos is not None and tokenizer("x").input_ids[0] == bos,
-    )
+    return LoadedModel.of(model, tokenizer=tokenizer, name=place.shown, revision=place.revision)
 
 
 def _locate(name: str | os.PathLike[str], revision: str | None) -> _Place:

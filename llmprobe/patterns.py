@@ -15,7 +15,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from typing import Any
 
-import psutil
 import torch
 from torch import Tensor, nn
 
@@ -23,6 +22,7 @@ from llmprobe.discovery import AttentionLayer, LayerChoice, eager_weights
 from llmprobe.errors import CaptureError
 from llmprobe.hooks import Positions, Session
 from llmprobe.rows import AttentionCall, listening
+from llmprobe.runtime import free_memory
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class RowCapture(Session[Rows]):
             batch, _, length, _ = call.query.shape
             index = self.index(batch, length, call.query.device)
             starts = self._key_starts(call)
-            parts = [self._rows(w, starts) for _, _, w in call.rows(index)]
+            parts = [self._rows(weights, starts) for weights in call.rows(index)]
             self.see(by_module[id(call.module)], Rows.join(parts, dim=1))
 
         if self._whole:
@@ -143,7 +143,7 @@ class RowCapture(Session[Rows]):
         batch, length = tokens.shape[:2]
         n_heads = max(layer.n_heads for layer in self._whole)
         need = 3 * 4 * batch * n_heads * length**2  # scores, weights, and one in passing
-        free = _free_bytes(tokens.device)
+        free = free_memory(tokens.device)
         if need > free:
             raise CaptureError(
                 f"attention rows of {type(self.model).__name__} need whole matrices: "
@@ -179,9 +179,3 @@ class RowCapture(Session[Rows]):
 def _cat(parts: list[Tensor | None], dim: int) -> Tensor | None:
     tensors = [part for part in parts if part is not None]
     return torch.cat(tensors, dim=dim) if tensors else None
-
-
-def _free_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return psutil.virtual_memory().available

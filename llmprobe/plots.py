@@ -1,10 +1,10 @@
 """Figures: a tidy frame goes in, Axes come out. Nothing is computed here, shown or saved.
 
-One style serves a notebook and a paper: colours that the colour-blind tell apart, lengths on a
-scale of powers of two, the statistic, its axis and the number of prompts in the labels.
+One style serves a notebook and a paper: colors that the color-blind tell apart, lengths on a scale
+of powers of two, the statistic, its axis and the number of prompts in the labels.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import cycle
 from typing import Any
@@ -15,10 +15,11 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from numpy.typing import NDArray
 
 COLUMN_WIDTH = 3.5
 """Inches: one column of a two-column paper."""
-_MAX_LABELED = 8
+_MAX_LABELED = 9
 
 _STYLE = {
     "font.size": 8,
@@ -37,31 +38,196 @@ _STYLE = {
     "legend.frameon": False,
     "pdf.fonttype": 42,  # text stays text
     "svg.fonttype": "none",
-    "savefig.bbox": "tight",
     "figure.dpi": 150,
 }
 
 
-def draw_decay(frame: pd.DataFrame, *, component: int, ax: Axes | None = None) -> Axes:
+def draw_decay(
+    frame: pd.DataFrame,
+    *,
+    component: int | None = None,
+    slopes: Sequence[float] | None = None,
+    ax: Axes | None = None,
+    by: str = "series",
+) -> Axes:
     """Standard deviation over prompts against length, log-log (Figure 1 of the paper).
 
-    `frame` has the columns of `VarianceResult.to_frame()`. For each layer, or head, the median
-    over features with its quartile band, and the chosen feature dashed; the grey line falls with
-    slope −1/2, the rate of attention that disperses.
+    `frame` has the columns of `VarianceResult.to_frame()`. For each series the median over features
+    with its quartile band, and the chosen feature dashed; the gray line falls with slope −1/2, the
+    rate of attention that disperses. `slopes` stand in the legend. A column named by `by` names the
+    series where there is one.
     """
-    with _axes(ax) as ax:
-        series = list(frame.groupby(["layer", "head"], dropna=False, sort=False))
-        for (key, part), color in zip(series, _palette(len(series)), strict=False):
-            ax.plot(part.length, part.std_median, color=color, label=_name(*key))
+    with _axes(ax, legend=True) as ax:
+        series = _series(frame, by)
+        if slopes is not None:
+            named = zip(series.items(), slopes, strict=True)
+            series = {f"{name} ({slope:+.2f})": part for (name, part), slope in named}
+        for (name, part), color in zip(series.items(), _palette(len(series)), strict=False):
+            ax.plot(part.length, part.std_median, color=color, label=name)
             ax.fill_between(part.length, part.std_q25, part.std_q75, color=color, alpha=0.15, lw=0)
-            if len(series) <= _MAX_LABELED:
-                ax.plot(part.length, part.component_std, color=color, lw=0.9, ls="--")
+            if component is not None and len(series) <= _MAX_LABELED:
+                ax.plot(part.length, part.component_std, color=color, lw=0.8, ls="--")
         _draw_reference_slope(frame, ax)
-        _length_axis(ax, sorted(set(frame.length)))
+        _length_axis(ax, frame.length)
         ax.set_yscale("log")
         ax.set_ylabel(f"standard deviation over {_prompts(frame)} prompts")
-        _legend(ax, len(series), component)
+        if component is not None and len(series) <= _MAX_LABELED:
+            ax.plot([], [], color="0.3", lw=0.8, ls="--", label=f"feature {component}")
+        ax.fill_between([], [], color="0.3", alpha=0.15, lw=0, label="quartiles over features")
+        _legend(ax, len(series))
     return ax
+
+
+def draw_comparison(frames: Mapping[str, pd.DataFrame], *, ax: Axes | None = None) -> Axes:
+    """The median standard deviations of several results against length, one color a result."""
+    with _axes(ax, legend=True) as ax:
+        for (name, frame), color in zip(frames.items(), _palette(len(frames)), strict=False):
+            series = _series(frame)
+            width = 1.4 if len(series) == 1 else 0.8
+            for number, part in enumerate(series.values()):
+                label = name if number == 0 else None
+                ax.plot(part.length, part.std_median, color=color, lw=width, alpha=0.8, label=label)
+        joined = pd.concat(frames.values())
+        _draw_reference_slope(joined, ax)
+        _length_axis(ax, joined.length)
+        ax.set_yscale("log")
+        ax.set_ylabel(f"standard deviation over {_prompts(joined)} prompts,\nmedian over features")
+        _legend(ax, len(frames))
+    return ax
+
+
+def draw_slopes(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
+    """A map of slopes by layer and head; `frame` is `VarianceResult.decay_frame()`."""
+    heads = frame.assign(head=frame["head"].fillna(0)).pivot(
+        index="layer", columns="head", values="slope"
+    )
+    n_layers, n_heads = heads.shape
+    width, height = max(2.2, 1 + 0.3 * n_heads), max(1.8, 0.9 + 0.2 * n_layers)
+    with _axes(ax, width=width, height=height) as ax:
+        sns.heatmap(
+            heads.astype(float),
+            ax=ax,
+            cmap="viridis_r",
+            vmin=-0.5,
+            vmax=0,
+            annot=n_heads <= 16 and n_layers <= 40,
+            fmt=".2f",
+            annot_kws={"size": 5},
+            cbar_kws={"label": "slope of log std\nover log N", "extend": "both"},
+            linewidths=0.3,
+        )
+        ax.grid(False)
+        ax.set_ylabel("layer")
+        if frame["head"].notna().any():
+            ax.set_xlabel("head")
+        else:
+            ax.set(xlabel="whole layer", xticks=[])
+        ax.tick_params(axis="y", rotation=0)
+    return ax
+
+
+def draw_drift(frame: pd.DataFrame, *, reference: int, ax: Any = None) -> NDArray[Any]:
+    """Drift of the global mean, and the global variance, against length (Figure 3)."""
+    with _axes(ax, n_panels=2, width=2 * COLUMN_WIDTH, legend=True) as axes:
+        series = _series(frame)
+        for (name, part), color in zip(series.items(), _palette(len(series)), strict=False):
+            axes[0].plot(part.length, part.mean_drift, color=color, label=name)
+            axes[1].plot(part.length, part.global_variance, color=color, label=name)
+        for panel in axes:
+            _length_axis(panel, frame.length)
+        axes[0].axhline(0, color="0.55", lw=0.8, ls=":")
+        axes[0].set_ylabel(f"(global mean − that at {reference}) /\nglobal variance at {reference}")
+        axes[1].set_yscale("log")
+        axes[1].set_ylabel(f"global variance (over features),\nmean over {_prompts(frame)} prompts")
+        _legend(axes[1], len(series))
+    return axes
+
+
+def draw_features(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
+    """Distributions of single features by length (Figure 2); `frame` has one row a value."""
+    with _axes(ax, width=2 * COLUMN_WIDTH, legend=True) as ax:
+        sns.violinplot(
+            frame.assign(feature=frame.feature.astype(str)),
+            x="length",
+            y="value",
+            hue="feature",
+            palette="colorblind",
+            density_norm="width",
+            inner=None,
+            linewidth=0.3,
+            cut=0,
+            ax=ax,
+        )
+        n = frame.prompt.nunique()
+        name = series_name(frame.layer.iloc[0], frame["head"].iloc[0])
+        ax.set_xlabel("prompt length N (tokens)")
+        ax.set_ylabel(f"feature values of {n} prompts\n({name})")
+        ax.legend(title="feature", loc="upper left", bbox_to_anchor=(1, 1))
+    return ax
+
+
+def draw_dispersion(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
+    """Effective tokens 1/Σa² of the last query against length; uniform attention has N."""
+    with _axes(ax, legend=True) as ax:
+        series = _series(frame)
+        for (name, part), color in zip(series.items(), _palette(len(series)), strict=False):
+            ax.plot(part.length, part.effective, color=color, label=name)
+        lengths = np.array(sorted(set(frame.length)), dtype=float)
+        ax.plot(lengths, lengths, color="0.55", lw=1, ls=":", label="uniform: N", zorder=1)
+        _length_axis(ax, frame.length)
+        ax.set_yscale("log", base=2)
+        ax.set_ylabel(f"effective tokens 1/Σa²,\nmean over {_prompts(frame)} prompts")
+        _legend(ax, len(series))
+    return ax
+
+
+def draw_prediction(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
+    """Measured variance of head outputs against what dispersion alone predicts."""
+    with _axes(ax, legend=True) as ax:
+        known = frame[frame.predicted_variance.notna()]
+        lengths = sorted(set(known.length))
+        for length, color in zip(lengths, sns.color_palette("viridis", len(lengths)), strict=True):
+            part = known[known.length == length]
+            ax.scatter(
+                part.predicted_variance, part.measured_variance, s=8, color=color, label=f"{length}"
+            )
+        ends = [known.predicted_variance.min(), known.predicted_variance.max()]
+        ax.plot(ends, ends, color="0.55", lw=1, ls=":", label="equal", zorder=1)
+        ax.set_xscale("log")
+        ax.set_yscale("log")
+        ax.set_xlabel("predicted: variance of values × E[Σa²]")
+        ax.set_ylabel(f"variance over {_prompts(frame)} prompts,\nmean over features")
+        ax.legend(title="tokens", loc="upper left", bbox_to_anchor=(1, 1))
+    return ax
+
+
+def draw_weights(
+    top: NDArray[Any], lengths: Sequence[int], *, title: str, ax: Any = None
+) -> NDArray[Any]:
+    """The largest attention weights (lengths, prompts, rank) as a heat map a length (Figure 4)."""
+    with _axes(ax, n_panels=len(lengths), width=2 * COLUMN_WIDTH, height=2.2) as axes:
+        for number, (panel, length) in enumerate(zip(axes, lengths, strict=True)):
+            image = panel.imshow(top[number], vmin=0, vmax=top.max(), cmap="viridis", aspect="auto")
+            panel.set_title(f"N = {length}")
+            panel.grid(False)
+            panel.set_xticks([0, top.shape[-1] - 1], ["1", f"{top.shape[-1]}"])
+            panel.set_yticks([])
+        axes[0].set_ylabel(f"{top.shape[1]} prompts ({title})")
+        axes[len(lengths) // 2].set_xlabel("rank of the weight")
+        axes[0].figure.colorbar(image, ax=list(axes), label="attention weight", fraction=0.03)
+    return axes
+
+
+def series_name(layer: Any, head: Any) -> str:
+    """How a series is called in legends."""
+    return f"layer {layer}" if pd.isna(head) else f"layer {layer} head {head}"
+
+
+def _series(frame: pd.DataFrame, by: str = "series") -> Mapping[str, pd.DataFrame]:
+    if by in frame:
+        return {str(name): part for name, part in frame.groupby(by, sort=False)}
+    groups = frame.groupby(["layer", "head"], dropna=False, sort=False)
+    return {series_name(*key): part for key, part in groups}
 
 
 def _draw_reference_slope(frame: pd.DataFrame, ax: Axes) -> None:
@@ -70,33 +236,31 @@ def _draw_reference_slope(frame: pd.DataFrame, ax: Axes) -> None:
         return
     lengths = np.array(sorted(set(frame.length)), dtype=float)
     line = start * (lengths / lengths[0]) ** -0.5
-    ax.plot(lengths, line, color="0.55", lw=1, ls=":", label="slope −1/2", zorder=1)
+    ax.plot(lengths, line, color="0.55", lw=1.2, ls=":", label="slope −1/2", zorder=1)
 
 
-def _legend(ax: Axes, n_series: int, component: int) -> None:
-    if n_series > _MAX_LABELED:
-        return
-    ax.plot([], [], color="0.3", lw=0.9, ls="--", label=f"feature {component}")
-    ax.fill_between([], [], color="0.3", alpha=0.15, lw=0, label="quartiles over features")
+def _legend(ax: Axes, n_series: int) -> None:
+    handles, labels = ax.get_legend_handles_labels()
+    if n_series > _MAX_LABELED:  # too many to name: the first, the last, and what is not a series
+        chosen = [0, n_series - 1, *range(n_series, len(labels))]
+        handles, labels = [handles[i] for i in chosen], [labels[i] for i in chosen]
     # Beside the lines: inside, it would cover some of them.
-    ax.legend(loc="upper left", bbox_to_anchor=(1, 1))
+    ax.legend(handles, labels, loc="upper left", bbox_to_anchor=(1, 1))
 
 
-def _length_axis(ax: Axes, lengths: list[int]) -> None:
+def _length_axis(ax: Axes, lengths: "pd.Series[int]") -> None:
+    ticks = sorted(set(lengths))
     ax.set_xscale("log", base=2)
     ax.set_xlabel("prompt length N (tokens)")
-    step = 1 + (len(lengths) - 1) // 8
-    ax.xaxis.set_major_locator(FixedLocator([float(n) for n in lengths[::step]]))
+    step = 1 + (len(ticks) - 1) // 7
+    ax.xaxis.set_major_locator(FixedLocator([float(n) for n in ticks[::-step]]))
     ax.xaxis.set_minor_locator(NullLocator())
     ax.xaxis.set_major_formatter(FuncFormatter(lambda n, _: f"{n:.0f}"))
 
 
 def _palette(n: int) -> Iterator[tuple[float, ...]]:
-    return cycle(sns.color_palette("colorblind") if n <= 8 else sns.color_palette("viridis", n))
-
-
-def _name(layer: Any, head: Any) -> str:
-    return f"layer {layer}" if pd.isna(head) else f"layer {layer} head {head}"
+    few = n <= _MAX_LABELED
+    return cycle(sns.color_palette("colorblind", n) if few else sns.color_palette("viridis", n))
 
 
 def _prompts(frame: pd.DataFrame) -> str:
@@ -105,11 +269,17 @@ def _prompts(frame: pd.DataFrame) -> str:
 
 
 @contextmanager
-def _axes(ax: Axes | None) -> Iterator[Axes]:
-    """The caller's Axes as they are, or new ones with room for a legend, in our style."""
+def _axes(
+    ax: Any,
+    *,
+    n_panels: int = 1,
+    width: float = COLUMN_WIDTH,
+    height: float = 0.72 * COLUMN_WIDTH,
+    legend: bool = False,
+) -> Iterator[Any]:
+    """The caller's Axes as they are, or new ones in our style, with room for a legend beside."""
     with plt.rc_context(_STYLE):
         if ax is None:
-            _, ax = plt.subplots(
-                figsize=(1.3 * COLUMN_WIDTH, 0.75 * COLUMN_WIDTH), layout="constrained"
-            )
+            size = (width + (1.1 if legend else 0), height)
+            _, ax = plt.subplots(1, n_panels, figsize=size, layout="constrained")
         yield ax

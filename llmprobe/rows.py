@@ -5,25 +5,27 @@ transformers looks its attention function up by name. Two names are registered h
 silently lost). They compute what their base computes, and let listeners see each call first: a
 listener can ask for the rows of chosen queries, and may hand back the output in place of the base.
 
-The rows come from the model file's own eager function, run on the chosen queries alone. Whatever a
-family does to its softmax (soft caps, learned sinks, windows) is therefore in them.
+Weights come from the model file's own eager function, run on the chosen queries alone. Whatever a
+family does to its softmax (soft caps, learned sinks, windows) is therefore in them. Outputs of
+chosen queries come from the function that the model would have used.
 """
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS as _INTERFACE
 
 from llmprobe.errors import UnsupportedModelError
 
 _PREFIX = "llmprobe_"
+_HALF = (torch.float16, torch.bfloat16)
 _CHUNK_BYTES = 64 * 2**20
 # Arguments that hold one entry for each query; slicing them would need to know their layout.
 _PER_QUERY = ("position_bias", "block_indices", "indices", "cu_seq_lens_q")
@@ -42,63 +44,74 @@ class AttentionCall:
     """(batch, KV heads, keys, value size)"""
     mask: Tensor | None
     options: dict[str, Any]
+    base: str
+    """sdpa or eager: the function that the model would have used."""
 
-    def rows(self, index: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Attention of the queries at `index` (batch, positions), in chunks of positions.
+    def rows(self, index: Tensor) -> Iterator[Tensor]:
+        """Weights (batch, heads, positions, keys) of the queries at `index` (batch, positions).
 
-        Gives (which positions, head outputs (batch, positions, heads, value size), weights
-        (batch, heads, positions, keys)); float32 whatever the model's precision.
+        In chunks of positions; float32 at least, whatever the model's precision.
         """
+        wide = [x.float() if x.dtype in _HALF else x for x in (self.query, self.key, self.value)]
+        call = replace(self, query=wide[0], key=wide[1], value=wide[2], base="eager")
+        for part in self._chunks(index):
+            _, weights = call._attend(index[:, part])
+            assert weights is not None, "eager functions return their weights"
+            yield weights
+
+    def outputs(self, index: Tensor) -> Tensor:
+        """Head outputs (batch, queries, heads, value size) that are right at `index` alone.
+
+        They come from the model's own attention function. The other entries are whatever the memory
+        held: nothing mixes positions between here and the output projection, where the capture
+        takes the chosen ones out again.
+        """
+        batch, heads, n_queries, _ = self.query.shape
+        full = self.query.new_empty(batch, n_queries, heads, self.value.shape[-1])
+        batch_index = torch.arange(batch, device=index.device)[:, None]
+        for part in self._chunks(index):
+            full[batch_index, index[:, part]], _ = self._attend(index[:, part])
+        return full
+
+    def compute(self) -> tuple[Tensor, Tensor | None]:
+        """What the model would have computed."""
+        function = own_eager(self.module) if self.base == "eager" else _INTERFACE[self.base]
+        result: tuple[Tensor, Tensor | None] = function(
+            self.module, self.query, self.key, self.value, self.mask, **self.options
+        )
+        return result
+
+    def _attend(self, index: Tensor) -> tuple[Tensor, Tensor | None]:
         for name in _PER_QUERY:
             if self.options.get(name) is not None:
                 raise UnsupportedModelError(
                     f"{type(self.module).__name__} gives its attention function {name!r}, which "
                     "cannot be cut to single queries; capture whole outputs instead"
                 )
-        eager = own_eager(self.module)
-        options = {**self.options, "dropout": 0.0}
-        query, key, value = _at_least_float32(self.query, self.key, self.value)
-        n_keys = key.shape[2]
-        chunk = max(1, _CHUNK_BYTES // (4 * query.shape[0] * query.shape[1] * n_keys))
-        for start in range(0, index.shape[1], chunk):
-            part = slice(start, min(start + chunk, index.shape[1]))
-            chosen = index[:, part]
-            rows = _take(query, chosen)
-            output, weights = eager(
-                self.module, rows, key, value, self._mask_rows(chosen, rows.dtype), **options
-            )
-            yield part, output, weights
+        query, mask = _take(self.query, index), self._mask_rows(index)
+        if mask is not None and mask.dtype == torch.bool and self.base == "eager":
+            zero = torch.zeros((), dtype=query.dtype, device=mask.device)
+            mask = zero.where(mask, torch.finfo(query.dtype).min)
+        return replace(self, query=query, mask=mask).compute()
 
-    def outputs(self, index: Tensor) -> Tensor:
-        """Head outputs (batch, queries, heads, value size) that are right at `index` alone.
+    def _chunks(self, index: Tensor) -> Iterator[slice]:
+        """Positions a few at a time, so that their weights stay small."""
+        batch, heads, _, _ = self.query.shape
+        size = max(1, _CHUNK_BYTES // (4 * batch * heads * self.key.shape[2]))
+        for start in range(0, index.shape[1], size):
+            yield slice(start, min(start + size, index.shape[1]))
 
-        The other entries are whatever the memory held: nothing mixes positions between here and
-        the output projection, where the capture takes the chosen ones out again.
-        """
-        batch, heads, n_queries, _ = self.query.shape
-        full = self.query.new_empty(batch, n_queries, heads, self.value.shape[-1])
-        batch_index = torch.arange(batch, device=index.device)[:, None]
-        for part, output, _ in self.rows(index):
-            full[batch_index, index[:, part]] = output.to(full.dtype)
-        return full
-
-    def _mask_rows(self, index: Tensor, dtype: torch.dtype) -> Tensor | None:
-        """The chosen queries' rows of the mask, additive as eager functions want it."""
+    def _mask_rows(self, index: Tensor) -> Tensor | None:
+        """The chosen queries' rows of the mask; where there is none, of the causal one."""
         n_queries, n_keys = self.query.shape[2], self.key.shape[2]
-        if self.mask is None:
-            causal = self.options.get("is_causal")
-            if not (getattr(self.module, "is_causal", True) if causal is None else causal):
-                return None
-            # Behind a cache the first query here is not the first token.
-            last = index + (n_keys - n_queries)
-            allowed = torch.arange(n_keys, device=index.device) <= last[:, None, :, None]
-        else:
-            mask = self.mask[..., :n_keys].expand(len(index), -1, -1, -1)
-            allowed = _take(mask, index)
-            if allowed.dtype != torch.bool:
-                return allowed.to(dtype)
-        lowest = torch.finfo(dtype).min
-        return torch.zeros((), dtype=dtype, device=index.device).where(allowed, lowest)
+        if self.mask is not None:
+            return _take(self.mask[..., :n_keys].expand(len(index), -1, -1, -1), index)
+        causal = self.options.get("is_causal")
+        if not (getattr(self.module, "is_causal", True) if causal is None else causal):
+            return None
+        # Behind a cache the first query here is not the first token.
+        last = index + (n_keys - n_queries)
+        return torch.arange(n_keys, device=index.device) <= last[:, None, :, None]
 
 
 Listener = Callable[[AttentionCall], Tensor | None]
@@ -169,13 +182,12 @@ def _attention_function(base: str) -> Callable[..., tuple[Tensor, Tensor | None]
         attention_mask: Tensor | None,
         **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        call = AttentionCall(module, query, key, value, attention_mask, options)
+        call = AttentionCall(module, query, key, value, attention_mask, options, base)
         given = [listener(call) for listener in _listeners.get(id(module), ())]
         outputs = [output for output in given if output is not None]
         if outputs:
             return outputs[-1], None
-        compute = own_eager(module) if base == "eager" else ALL_ATTENTION_FUNCTIONS[base]
-        return compute(module, query, key, value, attention_mask, **options)
+        return call.compute()
 
     return attend
 
@@ -191,10 +203,6 @@ def _forward(module: nn.Module) -> Any:
 
 def _eager(module: nn.Module) -> Callable[..., tuple[Tensor, Tensor]] | None:
     return _forward(module).__globals__.get("eager_attention_forward")
-
-
-def _at_least_float32(*tensors: Tensor) -> list[Tensor]:
-    return [t.float() if t.dtype in (torch.float16, torch.bfloat16) else t for t in tensors]
 
 
 def _take(x: Tensor, index: Tensor) -> Tensor:

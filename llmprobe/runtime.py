@@ -95,6 +95,20 @@ def torch_generator(
     return generator
 
 
+def free_memory(device: torch.device) -> int:
+    """Bytes that can still be had there."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return psutil.virtual_memory().available
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out, on whatever device."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "allocate memory" in str(error)
+
+
 @dataclass(frozen=True)
 class Process:
     """Which of several processes this is, as accelerate sees it."""

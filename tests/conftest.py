@@ -16,7 +16,7 @@ import pytest
 import torch
 from samples import make_variance_result
 
-from llmprobe.results import VarianceResult
+from llmprobe.kinds import VarianceResult
 
 torch.set_num_threads(1)  # the models are tiny: more threads only wait for each other
 

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from llmprobe.results import Provenance, VarianceResult
+from llmprobe.kinds import VarianceResult
+from llmprobe.results import Provenance
 
 
 def make_variance_result(
@@ -44,4 +45,8 @@ def make_variance_result(
         slope_low=np.full(shape[0], -0.6),
         slope_high=np.full(shape[0], -0.4),
         r2=np.full(shape[0], 0.9),
+        accuracy=(),
+        nonfinite=np.zeros(shape[0], dtype=np.int64),
+        features=np.arange(5),
+        feature_values=rng.normal(size=(1, len(lengths), 5, 32)).astype(np.float32),
     )

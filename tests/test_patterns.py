@@ -92,7 +92,7 @@ def test_uniform_and_peaked_rows_have_the_entropies_they_must():
 
 def test_whole_matrices_are_only_made_where_they_fit(monkeypatch):
     model, inputs = tiny("bloom"), batch("bloom", (12, 12))
-    monkeypatch.setattr("llmprobe.patterns._free_bytes", lambda device: 1000)
+    monkeypatch.setattr("llmprobe.patterns.free_memory", lambda device: 1000)
     with pytest.raises(CaptureError, match=r"2 prompts of 12 tokens.*free"), capture_rows(model):
         model(**inputs)
     with capture_rows(tiny("llama")):

@@ -1,0 +1,204 @@
+"""Where attention looks as prompts get longer, and how much of the variance that explains.
+
+    result = probe_attention("builtin", "16..1024")
+    result.to_frame(), result.plot("weights"), result.plot("prediction")
+
+If a head's weights and its values were independent, and values at different tokens uncorrelated,
+the variance of its output would be the values' variance times E[Σa²]: dispersion alone decides.
+The prediction stands beside the measured variance, so that one sees for which heads this holds.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from llmprobe.capture import capture_attention
+from llmprobe.discovery import AttentionLayer, LayerChoice
+from llmprobe.kinds import AttentionResult
+from llmprobe.models import LoadedModel
+from llmprobe.patterns import Rows, capture_rows
+from llmprobe.preparing import DEFAULT_LENGTHS, Prepared, prepare
+from llmprobe.rows import AttentionCall, listening
+from llmprobe.stats import Moments
+from llmprobe.sweeps import SweepPlan, run_sweep
+
+_N_TOP = 16
+_N_EXAMPLES = 32
+_KEPT_SERIES = 32
+_OF_ROWS = ("entropy", "effective", "first", "mass")
+
+
+def probe_attention(
+    model: str | nn.Module | LoadedModel = "builtin",
+    lengths: str | Sequence[int] = DEFAULT_LENGTHS,
+    *,
+    layers: LayerChoice = 0,
+    prompts: str = "random",
+    text: str | Path | None = None,
+    dataset: str | None = None,
+    samples: int = 64,
+    query: str = "free",
+    bos: str = "auto",
+    seed: int = 0,
+    batch_tokens: int | None = None,
+    tokenizer: Any = None,
+    on_plan: Callable[[SweepPlan], object] = lambda plan: None,
+    advance: Callable[[int], object] = lambda n_tokens: None,
+) -> AttentionResult:
+    """Probe the attention row of each prompt's last token, by head; arguments as in
+    `probe_variance`."""
+    arguments = {k: v for k, v in locals().items() if k not in ("model", "on_plan", "advance")}
+    ready = prepare(
+        model,
+        lengths,
+        layers=layers,
+        prompts=prompts,
+        text=text,
+        dataset=dataset,
+        samples=samples,
+        query=query,
+        bos=bos,
+        seed=seed,
+        batch_tokens=batch_tokens,
+        chunk=None,
+        tokenizer=tokenizer,
+        arguments=arguments,
+    )
+    on_plan(ready.plan)
+    tallies = {lengths: _Tally(ready.layers) for lengths in ready.plan.passes()}
+    numbers = [layer.layer for layer in ready.layers]
+
+    def consume(
+        indices: list[int], lengths: tuple[int, ...], parts: list[Mapping[int, "_Seen"]]
+    ) -> None:
+        for number in numbers:
+            tallies[lengths].update(number, parts[0][number], indices)
+
+    with torch.inference_mode():
+        run_sweep(
+            ready.model,
+            ready.prompts,
+            ready.plan,
+            observe=lambda positions: _observe(ready, positions),
+            consume=consume,
+            advance=advance,
+        )
+    return _summarize(ready, list(tallies.values()))
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What one forward showed of one layer."""
+
+    rows: Rows
+    heads: Tensor
+    """(prompts, lengths, heads, head size)"""
+    values: tuple[Tensor, Tensor] | None
+    """Mean over tokens of the values and of their squares: (prompts, lengths, KV heads, size)."""
+
+
+@contextmanager
+def _observe(ready: Prepared, positions: list[int]) -> Iterator[Mapping[int, _Seen]]:
+    numbers = [layer.layer for layer in ready.layers]
+    by_module = {
+        id(ready.model.get_submodule(layer.path)): layer.layer
+        for layer in ready.layers
+        if layer.interface
+    }
+    modules = [ready.model.get_submodule(layer.path) for layer in ready.layers if layer.interface]
+    values: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def listen(call: AttentionCall) -> None:
+        values[by_module[id(call.module)]] = _value_moments(call.value, positions)
+
+    seen: dict[int, _Seen] = {}
+    with ExitStack() as stack:
+        heads = stack.enter_context(
+            capture_attention(ready.model, numbers, positions, at="heads", stop=True)
+        )
+        stack.enter_context(listening(modules, listen))
+        rows = stack.enter_context(capture_rows(ready.model, positions, numbers, k=_N_TOP))
+        yield seen
+    for number in numbers:
+        seen[number] = _Seen(rows[number], heads[number], values.get(number))
+
+
+def _value_moments(value: Tensor, positions: list[int]) -> tuple[Tensor, Tensor]:
+    """Means of values (prompts, KV heads, tokens, size) over the first N tokens, each wanted N."""
+    index = torch.tensor(positions, device=value.device)
+    x = value.double().movedim(2, 1)
+    counts = (index + 1).view(1, -1, 1, 1)
+    return x.cumsum(1)[:, index] / counts, x.square().cumsum(1)[:, index] / counts
+
+
+class _Tally:
+    """The statistics of one pass: all its lengths, all layers."""
+
+    def __init__(self, layers: Sequence[AttentionLayer]) -> None:
+        numbers = [layer.layer for layer in layers]
+        self.of_rows = {n: {name: Moments() for name in _OF_ROWS} for n in numbers}
+        self.squares = {n: Moments() for n in numbers}
+        self.heads = {n: Moments() for n in numbers}
+        self.values = {n: (Moments(), Moments()) for n in numbers}
+        self.top: dict[int, dict[int, Tensor]] = {n: {} for n in numbers}
+
+    def update(self, layer: int, seen: _Seen, indices: list[int]) -> None:
+        for name, moments in self.of_rows[layer].items():
+            moments.update(getattr(seen.rows, name))
+        self.squares[layer].update(1 / seen.rows.effective)
+        self.heads[layer].update(seen.heads)
+        if seen.values is not None:
+            for moments, x in zip(self.values[layer], seen.values, strict=True):
+                moments.update(x)
+        for row, index in enumerate(indices):
+            if index < _N_EXAMPLES:
+                self.top[layer][index] = seen.rows.top[row].float()
+
+
+def _summarize(ready: Prepared, tallies: list[_Tally]) -> AttentionResult:
+    columns: dict[str, list[NDArray[Any]]] = {}
+    top: list[NDArray[np.float32]] = []
+    for layer in ready.layers:
+        number = layer.layer
+        row: dict[str, NDArray[Any]] = {}
+        for name in _OF_ROWS:
+            summaries = [tally.of_rows[number][name].summary() for tally in tallies]
+            row[name] = np.concatenate([summary.mean for summary in summaries]).T
+            row[f"{name}_std"] = np.concatenate([summary.std for summary in summaries]).T
+        row["n_prompts"] = np.full(row["mass"].shape, ready.plan.n_prompts)
+        heads = [tally.heads[number].summary().variance.mean(axis=-1) for tally in tallies]
+        row["measured_variance"] = np.concatenate(heads).T
+        row["predicted_variance"] = np.concatenate([_predict(t, layer) for t in tallies]).T
+        row["layer"] = np.full(layer.n_heads, number)
+        row["head"] = np.arange(layer.n_heads)
+        del row["mass_std"]
+        for name, values in row.items():
+            columns.setdefault(name, []).append(values)
+        parts = [torch.stack([t.top[number][i] for i in sorted(t.top[number])], 2) for t in tallies]
+        top += list(torch.cat(parts).movedim(1, 0).cpu().numpy())  # (lengths, prompts, rank) a head
+    kinds = [layer.type for layer in ready.layers for _ in range(layer.n_heads)]
+    return AttentionResult(
+        provenance=ready.provenance,
+        lengths=ready.lengths,
+        layer_type=tuple(kinds),
+        warnings=ready.warnings,
+        top=np.stack(top[:_KEPT_SERIES]).astype(np.float32),
+        **{name: np.concatenate(values) for name, values in columns.items()},
+    )
+
+
+def _predict(tally: _Tally, layer: AttentionLayer) -> NDArray[np.float64]:
+    """Variance of the values over tokens and prompts, mean over features, times E[Σa²]."""
+    squares = tally.squares[layer.layer].summary().mean  # (lengths, heads)
+    mean, square = tally.values[layer.layer]
+    if mean.shape is None:  # the module does not show its values
+        return np.full(squares.shape, np.nan)
+    variance = (square.summary().mean - mean.summary().mean ** 2).mean(axis=-1)
+    return np.repeat(variance, layer.n_heads // variance.shape[1], axis=1) * squares

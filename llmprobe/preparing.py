@@ -1,0 +1,166 @@
+"""From the arguments of a probe to a sweep that is ready to run: model, layers, prompts, plan.
+
+Everything that can be wrong with the arguments is found here, before anything runs, and everything
+that will weaken the numbers is noted in words.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from llmprobe.discovery import AttentionLayer, LayerChoice, attention_layers, choose_layers
+from llmprobe.lengths import parse_lengths
+from llmprobe.models import LoadedModel, load_model
+from llmprobe.prompts import Prompts, make_prompts
+from llmprobe.results import Provenance
+from llmprobe.sweeps import N_GROUPS, SweepPlan, plan_sweep, prefixes_agree
+from llmprobe.texts import read_dataset, read_text
+
+BOS = ("auto", "yes", "no")
+DEFAULT_LENGTHS = "16..1024"
+_CPU_BATCH_TOKENS = 16384
+_GPU_BATCH_TOKENS = 65536
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A probe's parts, checked."""
+
+    loaded: LoadedModel
+    layers: tuple[AttentionLayer, ...]
+    lengths: tuple[int, ...]
+    prompts: Prompts
+    plan: SweepPlan
+    warnings: tuple[str, ...]
+    provenance: Provenance
+
+    @property
+    def model(self) -> nn.Module:
+        model: nn.Module = self.loaded.model
+        return model
+
+
+def prepare(
+    model: str | nn.Module | LoadedModel,
+    lengths: str | Sequence[int],
+    *,
+    layers: LayerChoice,
+    prompts: str,
+    text: str | Path | None,
+    dataset: str | None,
+    samples: int,
+    query: str,
+    bos: str,
+    seed: int,
+    batch_tokens: int | None,
+    chunk: int | None,
+    tokenizer: Any,
+    arguments: Mapping[str, Any],
+) -> Prepared:
+    """Check the arguments, load what is needed, and plan."""
+    wanted = parse_lengths(lengths)
+    if samples < 2:
+        raise ValueError(f"samples: got {samples}, a variance over prompts needs 2 or more")
+    if text is not None and dataset is not None:
+        raise ValueError("text and dataset: got both; give only one of them")
+    loaded = _loaded(model, tokenizer)
+    if loaded.learned_positions is not None and max(wanted) > loaded.learned_positions:
+        raise ValueError(
+            f"lengths: {max(wanted)} is beyond the {loaded.learned_positions} positions that "
+            f"{loaded.name} has learned; use --lengths up to {loaded.learned_positions}"
+        )
+    chosen = choose_layers(attention_layers(loaded.model), layers)
+    source = read_text(text) if text is not None else read_dataset(dataset) if dataset else None
+    prompt_set = make_prompts(
+        prompts,
+        n_prompts=samples,
+        lengths=wanted,
+        seed=seed,
+        tokenizer=loaded.tokenizer,
+        # Rows of the embedding beyond the tokenizer are padding that no training has touched.
+        vocab_size=min(loaded.vocab_size, len(loaded.tokenizer or range(loaded.vocab_size))),
+        bos_token_id=_bos(bos, loaded),
+        text=source,
+        query=query,
+    )
+    with torch.inference_mode():
+        agree = len(wanted) == 1 or (
+            prompt_set.prefix_consistent
+            and prefixes_agree(loaded.model, prompt_set, wanted, chosen)
+        )
+    on_cpu = loaded.device == "cpu"
+    plan = plan_sweep(
+        loaded.model,
+        chosen,
+        wanted,
+        n_prompts=samples,
+        one_pass=agree,
+        batch_tokens=batch_tokens or (_CPU_BATCH_TOKENS if on_cpu else _GPU_BATCH_TOKENS),
+        chunk=chunk,
+    )
+    return Prepared(
+        loaded=loaded,
+        layers=chosen,
+        lengths=wanted,
+        prompts=prompt_set,
+        plan=plan,
+        warnings=tuple(_warnings(loaded, chosen, wanted, prompt_set, agree)),
+        provenance=Provenance.record(
+            model=loaded.name,
+            revision=loaded.revision,
+            dtype=loaded.dtype,
+            device=loaded.device,
+            attention=loaded.attention,
+            prompts=prompts,
+            prompts_hash=prompt_set.digest(),
+            seed=seed,
+            arguments=arguments,
+        ),
+    )
+
+
+def _loaded(model: str | nn.Module | LoadedModel, tokenizer: Any) -> LoadedModel:
+    if isinstance(model, str | Path):
+        return load_model(model)
+    if isinstance(model, LoadedModel):
+        return model if tokenizer is None else replace(model, tokenizer=tokenizer)
+    return LoadedModel.of(model, tokenizer=tokenizer)
+
+
+def _bos(bos: str, loaded: LoadedModel) -> int | None:
+    if bos not in BOS:
+        raise ValueError(f"bos: got {bos!r}, accepted: {', '.join(BOS)}")
+    if bos == "no" or (bos == "auto" and not loaded.adds_bos):
+        return None
+    if loaded.bos_token_id is None:
+        raise ValueError(f"bos: {loaded.name} has no BOS token; use --bos no")
+    return loaded.bos_token_id
+
+
+def _warnings(
+    loaded: LoadedModel,
+    layers: Sequence[AttentionLayer],
+    lengths: tuple[int, ...],
+    prompts: Prompts,
+    agree: bool,
+) -> list[str]:
+    notes = list(prompts.warnings)
+    if prompts.n_prompts < N_GROUPS:
+        notes.append(f"{prompts.n_prompts} prompts are few: intervals are wide below {N_GROUPS}")
+    if loaded.context_length is not None and max(lengths) > loaded.context_length:
+        notes.append(
+            f"lengths above {loaded.context_length} are beyond the context that "
+            f"{loaded.name} was trained for"
+        )
+    if prompts.prefix_consistent and not agree:
+        notes.append("the model's short prompts differ from long ones' beginnings: a pass a length")
+    windows = [str(layer.layer) for layer in layers if layer.type == "sliding"]
+    if windows:
+        notes.append(
+            f"layer {', '.join(windows)} looks through a window: no decay is expected there"
+        )
+    return notes

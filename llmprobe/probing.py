@@ -1,0 +1,263 @@
+"""How the variance of attention outputs falls with the length of the prompt: the main job.
+
+    result = probe_variance("builtin", "16..4096", at="heads")
+    result.to_frame(), result.decay_frame(), result.plot()
+
+Every statistic names its axis. Over prompts: mean and variance of each feature, summarized over
+features by the median and the quartiles (Figure 1 of the paper). Over features: mean and variance
+of one output vector, as LayerNorm sees them, averaged over prompts (Figure 3).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from llmprobe.capture import AT, capture_attention
+from llmprobe.decay import fit_decay, typical_std
+from llmprobe.discovery import AttentionLayer, LayerChoice
+from llmprobe.kinds import VarianceResult
+from llmprobe.models import LoadedModel
+from llmprobe.preparing import DEFAULT_LENGTHS, Prepared, prepare
+from llmprobe.prompts import DictionaryPrompts
+from llmprobe.stats import Groups, Moments
+from llmprobe.sweeps import N_GROUPS, SweepPlan, run_sweep
+
+_N_FEATURES = 5
+_KEPT_SERIES = 8
+_KEPT_PROMPTS = 256
+"""Of the values for Figure 2: enough for a picture, small enough to keep."""
+
+
+def probe_variance(
+    model: str | nn.Module | LoadedModel = "builtin",
+    lengths: str | Sequence[int] = DEFAULT_LENGTHS,
+    *,
+    layers: LayerChoice = 0,
+    at: str = "output",
+    prompts: str = "random",
+    text: str | Path | None = None,
+    dataset: str | None = None,
+    samples: int = 64,
+    query: str = "free",
+    bos: str = "auto",
+    component: int = 0,
+    reference: int | None = None,
+    seed: int = 0,
+    batch_tokens: int | None = None,
+    chunk: int | None = None,
+    tokenizer: Any = None,
+    on_plan: Callable[[SweepPlan], object] = lambda plan: None,
+    advance: Callable[[int], object] = lambda n_tokens: None,
+) -> VarianceResult:
+    """Probe attention outputs at each prompt's last token, for prompts of many lengths.
+
+    `model`: a hub id, folder, `.gguf` file or `builtin`; a loaded model; or any module that honors
+    the attention contract. `layers`, `at`: as in `capture_attention`. `prompts`: random, unigram,
+    text or dictionary, the last three of a `text` file or a `dataset`. `query="fixed"` ends every
+    prompt in the same token (Proposition 1). `component` is the feature of Figure 1, `reference`
+    the length that drifts are measured from, the shortest if None. `on_plan` is given the plan
+    before the sweep runs, `advance` the number of tokens as they are done.
+    """
+    arguments = {k: v for k, v in locals().items() if k not in ("model", "on_plan", "advance")}
+    if at not in AT:
+        raise ValueError(f"at: got {at!r}, accepted: {', '.join(AT)}")
+    ready = prepare(
+        model,
+        lengths,
+        layers=layers,
+        prompts=prompts,
+        text=text,
+        dataset=dataset,
+        samples=samples,
+        query=query,
+        bos=bos,
+        seed=seed,
+        batch_tokens=batch_tokens,
+        chunk=chunk,
+        tokenizer=tokenizer,
+        arguments=arguments,
+    )
+    reference = ready.lengths[0] if reference is None else reference
+    if reference not in ready.lengths:
+        raise ValueError(f"reference: got {reference}, accepted: one of {ready.lengths}")
+    size = min(x.head_size if at == "heads" else x.hidden_size for x in ready.layers)
+    if not 0 <= component < size:
+        raise ValueError(f"component: got {component}, accepted: 0 to {size - 1}")
+    on_plan(ready.plan)
+    tallies = _sweep(ready, at, advance)
+    return _summarize(ready, tallies, at, component, reference)
+
+
+class _Tally:
+    """The statistics of one pass: all its lengths, all layers."""
+
+    def __init__(self, layers: Sequence[AttentionLayer], lengths: tuple[int, ...]) -> None:
+        self.lengths = lengths
+        self.outputs = {layer.layer: Groups(Moments) for layer in layers}
+        self.vectors = {layer.layer: Moments() for layer in layers}
+        self.values: dict[int, dict[int, Tensor]] = {layer.layer: {} for layer in layers}
+
+    def update(self, layer: int, x: Tensor, indices: list[int]) -> None:
+        """Take in outputs (prompts, lengths, *heads, features)."""
+        self.outputs[layer].update(x, [i % N_GROUPS for i in indices])
+        x64 = (x.cpu() if x.device.type == "mps" else x).double()
+        variance, mean = torch.var_mean(x64, dim=-1, correction=0)
+        self.vectors[layer].update(torch.stack([mean, variance], dim=-1))
+        for row, index in enumerate(indices):
+            if index < _KEPT_PROMPTS:
+                self.values[layer][index] = x[row, ..., :_N_FEATURES].float()
+
+
+def _sweep(ready: Prepared, at: str, advance: Callable[[int], object]) -> list[_Tally]:
+    numbers = [layer.layer for layer in ready.layers]
+    tallies = {lengths: _Tally(ready.layers, lengths) for lengths in ready.plan.passes()}
+
+    def observe(positions: list[int]) -> Any:
+        return capture_attention(ready.model, numbers, positions, at=at, stop=True)
+
+    def consume(
+        indices: list[int], lengths: tuple[int, ...], parts: list[Mapping[int, Tensor]]
+    ) -> None:
+        for number in numbers:
+            x = torch.cat([part[number] for part in parts], dim=1)
+            tallies[lengths].update(number, x, indices)
+
+    with torch.inference_mode():
+        run_sweep(
+            ready.model,
+            ready.prompts,
+            ready.plan,
+            observe=observe,
+            consume=consume,
+            advance=advance,
+        )
+    return list(tallies.values())
+
+
+def _summarize(
+    ready: Prepared, tallies: list[_Tally], at: str, component: int, reference: int
+) -> VarianceResult:
+    heads = at == "heads"
+    columns: dict[str, list[NDArray[Any]]] = {}
+    for layer in ready.layers:
+        total = [tally.outputs[layer.layer].total().summary() for tally in tallies]
+        mean, std, count = (_by_series(total, name, heads) for name in ("mean", "std", "count"))
+        vector = [tally.vectors[layer.layer].summary() for tally in tallies]
+        across = _by_series(vector, "mean", heads)  # (series, lengths, mean and variance)
+        groups = sorted(tallies[0].outputs[layer.layer].parts)
+        without = [
+            typical_std(
+                _by_series(
+                    [t.outputs[layer.layer].without(g).summary() for t in tallies], "std", heads
+                )
+            )
+            for g in groups
+        ]
+        sizes = list(tallies[0].outputs[layer.layer].sizes().values())
+        row = _columns(mean, std, across, component, ready.lengths.index(reference))
+        row |= _decay(ready.lengths, typical_std(std), np.array(without), sizes)
+        row["n_prompts"] = count.min(axis=-1)
+        row["nonfinite"] = _by_series(total, "nonfinite", heads).sum(axis=(1, 2))
+        row["layer"] = np.full(len(std), layer.layer)
+        row["head"] = np.arange(len(std)) if heads else np.array([-1])
+        for name, values in row.items():
+            columns.setdefault(name, []).append(values)
+    series = {name: np.concatenate(values) for name, values in columns.items()}
+    kinds = [x.type for x in ready.layers for _ in range(x.n_heads if heads else 1)]
+    warnings = ready.warnings
+    if series["nonfinite"].any():
+        bad = sorted(set(series["layer"][series["nonfinite"] > 0].tolist()))
+        warnings += (
+            f"NaN or infinity in layer {', '.join(map(str, bad))}, left out of statistics",
+        )
+    return VarianceResult(
+        provenance=ready.provenance,
+        at=at,
+        component=component,
+        lengths=ready.lengths,
+        reference=reference,
+        layer_type=tuple(kinds),
+        warnings=warnings,
+        accuracy=_accuracy(ready),
+        features=np.arange(min(_N_FEATURES, _feature_values(ready, tallies, heads).shape[2])),
+        feature_values=_feature_values(ready, tallies, heads),
+        **series,
+    )
+
+
+def _by_series(summaries: Sequence[Any], name: str, heads: bool) -> NDArray[Any]:
+    """Join the passes' lengths and put the heads first: (series, lengths, features)."""
+    joined = np.concatenate([getattr(summary, name) for summary in summaries])
+    return np.moveaxis(joined, 1, 0) if heads else joined[None]
+
+
+def _columns(
+    mean: NDArray[Any], std: NDArray[Any], across: NDArray[Any], component: int, at_reference: int
+) -> dict[str, NDArray[Any]]:
+    q25, q50, q75 = np.quantile(std, [0.25, 0.5, 0.75], axis=-1)
+    global_mean, global_variance = across[..., 0], across[..., 1]
+    reference = slice(at_reference, at_reference + 1)
+    distance = np.linalg.norm(mean - mean[:, reference], axis=-1)
+    scale = np.sqrt((std[:, reference] ** 2).sum(axis=-1))
+    with np.errstate(divide="ignore", invalid="ignore"):  # a constant reference has no unit
+        return {
+            "component_std": std[..., component],
+            "std_q25": q25,
+            "std_median": q50,
+            "std_q75": q75,
+            "global_mean": global_mean,
+            "global_variance": global_variance,
+            "mean_drift": (global_mean - global_mean[:, reference]) / global_variance[:, reference],
+            "vector_drift": distance / scale,
+        }
+
+
+def _decay(
+    lengths: tuple[int, ...], std: NDArray[Any], without: NDArray[Any], sizes: list[int]
+) -> dict[str, NDArray[Any]]:
+    if len(lengths) < 2:
+        return {name: np.full(len(std), np.nan) for name in VarianceResult.by_series}
+    decay = fit_decay(lengths, std, without=without, sizes=sizes)
+    return {name: getattr(decay, name) for name in VarianceResult.by_series}
+
+
+def _feature_values(ready: Prepared, tallies: list[_Tally], heads: bool) -> NDArray[np.float32]:
+    """(kept series, lengths, features, prompts)"""
+    kept: list[NDArray[np.float32]] = []
+    for layer in ready.layers:
+        parts = []
+        for tally in tallies:
+            by_prompt = tally.values[layer.layer]
+            parts.append(
+                torch.stack([by_prompt[i] for i in sorted(by_prompt)], dim=-1).cpu().numpy()
+            )
+        joined = np.concatenate(parts)  # (lengths, *heads, features, prompts)
+        kept += list(np.moveaxis(joined, 1, 0)) if heads else [joined]
+        if len(kept) >= _KEPT_SERIES:
+            break
+    return np.stack(kept[:_KEPT_SERIES]).astype(np.float32)
+
+
+def _accuracy(ready: Prepared) -> tuple[float, ...]:
+    """For dictionary prompts: how often the model's next token begins the right value."""
+    prompts = ready.prompts
+    if not isinstance(prompts, DictionaryPrompts):
+        return ()
+    device = next(ready.model.get_input_embeddings().parameters()).device
+    shares = []
+    for length in ready.lengths:
+        right = 0
+        size = max(ready.plan.batch_tokens // length, 1)
+        for start in range(0, prompts.n_prompts, size):
+            indices = list(range(start, min(start + size, prompts.n_prompts)))
+            with torch.inference_mode():
+                tokens = prompts.batch(indices, length).to(device)
+                logits = ready.model(tokens, use_cache=False, logits_to_keep=1).logits[:, -1]
+            right += int((logits.argmax(-1).cpu() == prompts.answers(indices, length)).sum())
+        shares.append(right / prompts.n_prompts)
+    return tuple(shares)

@@ -1,0 +1,90 @@
+"""Results as tables for a terminal."""
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.table import Table
+
+from llmprobe.kinds import AttentionResult, SeriesResult, VarianceResult
+
+_MAX_ROWS = 40
+
+
+def table_of(result: SeriesResult) -> Table:
+    """A row for each layer or head: the statistic by length, and what was fitted to it."""
+    if isinstance(result, VarianceResult):
+        title = "standard deviation over prompts, median over features"
+        table, values = _start(result, title), result.std_median
+        for name in ("slope", "95 % interval", "R²"):
+            table.add_column(name, justify="right")
+        interval = zip(result.slope_low, result.slope_high, strict=True)
+        ends = [
+            [f"{slope:+.2f}", f"{low:+.2f} to {high:+.2f}", f"{r2:.2f}"]
+            for slope, (low, high), r2 in zip(result.slope, interval, result.r2, strict=True)
+        ]
+    elif isinstance(result, AttentionResult):
+        title = "effective tokens 1/Σa², mean over prompts"
+        table, values = _start(result, title), result.effective
+        for name in ("entropy", "first token", "variance / predicted"):
+            table.add_column(name, justify="right")
+        share = result.measured_variance[:, -1] / result.predicted_variance[:, -1]
+        ends = [
+            [f"{entropy:.2f}", f"{first:.2f}", f"{ratio:.2f}"]
+            for entropy, first, ratio in zip(
+                result.entropy[:, -1], result.first[:, -1], share, strict=True
+            )
+        ]
+    else:
+        raise ValueError(f"there is no table for {type(result).__name__}")
+    _fill(table, result, values, ends)
+    return table
+
+
+def compare_table(results: Iterable[tuple[str, VarianceResult]]) -> Table:
+    """A row for each result: where its slopes lie."""
+    table = Table(
+        title="slopes of log std over log N", title_justify="left", box=None, pad_edge=False
+    )
+    for name in ("result", "at", "layers", "lengths", "prompts", "series"):
+        table.add_column(name, justify="left" if name == "result" else "right")
+    for name in ("median slope", "lowest", "highest"):
+        table.add_column(name, justify="right")
+    for name, result in results:
+        layers = sorted(set(result.layer.tolist()))
+        table.add_row(
+            name,
+            result.at,
+            f"{layers[0]}" if len(layers) == 1 else f"{layers[0]}..{layers[-1]}",
+            f"{min(result.lengths)}..{max(result.lengths)}",
+            f"{result.n_prompts.min()}",
+            f"{len(result.slope)}",
+            *(f"{f(result.slope):+.2f}" for f in (np.nanmedian, np.nanmin, np.nanmax)),
+        )
+    return table
+
+
+def _start(result: SeriesResult, title: str) -> Table:
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    table.add_column("layer", justify="right")
+    if (result.head >= 0).any():
+        table.add_column("head", justify="right")
+    if set(result.layer_type) != {"full"}:
+        table.add_column("type")
+    for length in result.lengths:
+        table.add_column(f"{length}", justify="right")
+    return table
+
+
+def _fill(
+    table: Table, result: SeriesResult, values: NDArray[np.float64], ends: list[list[str]]
+) -> None:
+    for row in range(min(len(result.layer), _MAX_ROWS)):
+        cells = [f"{result.layer[row]}"]
+        if (result.head >= 0).any():
+            cells.append(f"{result.head[row]}")
+        if set(result.layer_type) != {"full"}:
+            cells.append(result.layer_type[row])
+        table.add_row(*cells, *(f"{value:.3g}" for value in values[row]), *ends[row])
+    if len(result.layer) > _MAX_ROWS:
+        table.caption = f"and {len(result.layer) - _MAX_ROWS} more rows in the saved result"

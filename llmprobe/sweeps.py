@@ -1,0 +1,247 @@
+"""A sweep: prompts of many lengths through a model, as few and as short forwards as possible.
+
+In a causal model the output at position N − 1 of a long prompt *is* the last output of its first N
+tokens. One pass over the longest prompts therefore serves all lengths, where the prompts are
+prefixes of each other and the model agrees (dynamic position scaling does not: `prefixes_agree`
+runs a short one to see). Else there is one pass a length. Each forward ends behind the deepest
+wanted attention module. Where memory runs out, batches are halved, then prompts are cut into
+chunks over a key-value cache.
+"""
+
+import inspect
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache
+
+from llmprobe.capture import capture_attention
+from llmprobe.discovery import AttentionLayer
+from llmprobe.errors import OutOfMemoryError
+from llmprobe.prompts import Prompts
+from llmprobe.runtime import is_out_of_memory
+
+N_GROUPS = 16
+"""Of prompts, for the jackknife. Prompt i is in group i mod 16, however many prompts there are."""
+_SMALLEST_CHUNK = 64
+_EFFICIENCY = 0.4
+"""Share of the matmul rate that a forward reaches, for the estimate of time."""
+
+Observe = Callable[[list[int]], AbstractContextManager[Mapping[int, Any]]]
+"""Attach a capture for these positions; the mapping it gives is filled by the forward."""
+Consume = Callable[[list[int], tuple[int, ...], list[Mapping[int, Any]]], None]
+"""Take in the prompts' numbers, their lengths, and what was captured, in parts by positions."""
+
+
+@dataclass(frozen=True)
+class SweepPlan:
+    """What a sweep will do, and about what it needs."""
+
+    lengths: tuple[int, ...]
+    n_prompts: int
+    one_pass: bool
+    """Whether one pass over the longest prompts serves all lengths."""
+    batch_tokens: int
+    """Tokens in one forward, at most, but one prompt at least."""
+    chunk: int | None
+    """Tokens of a prompt in one forward over a cache; None for the whole prompt."""
+    n_tokens: int
+    flops: float
+    seconds: float
+    memory: int
+    """Bytes beside the weights, in the largest forward."""
+
+    def passes(self) -> list[tuple[int, ...]]:
+        """The lengths that each pass serves; the last one is how long its prompts are."""
+        return [self.lengths] if self.one_pass else [(length,) for length in self.lengths]
+
+    def describe(self) -> str:
+        how = "one pass for all lengths" if self.one_pass else "one pass a length"
+        return (
+            f"{self.n_prompts} prompts, {len(self.lengths)} lengths, {how}: "
+            f"{self.n_tokens:,} tokens, about {self.flops / 1e12:.2g} TFLOP, "
+            f"{_duration(self.seconds)} and {self.memory / 2**20:,.0f} MiB beside the weights"
+        )
+
+
+def plan_sweep(
+    model: nn.Module,
+    layers: Sequence[AttentionLayer],
+    lengths: Sequence[int],
+    *,
+    n_prompts: int,
+    one_pass: bool,
+    batch_tokens: int,
+    chunk: int | None,
+) -> SweepPlan:
+    """Predict tokens, arithmetic, time and memory before anything runs."""
+    if batch_tokens < 1:
+        raise ValueError(f"batch-tokens: got {batch_tokens}, accepted: 1 or more")
+    if chunk is not None and chunk < 1:
+        raise ValueError(f"chunk: got {chunk}, accepted: 1 or more")
+    runs = [max(lengths)] if one_pass else list(lengths)
+    weights, widest = _weights_before(model, layers[-1])
+    deepest = layers[-1]
+    flops = 0.0
+    for run in runs:
+        # Causal attention computes half the square; in the deepest layer only single rows.
+        square = 2 * run**2 * deepest.n_heads * deepest.head_size * max(len(layers) - 1, 0)
+        flops += n_prompts * (2 * weights * run + square)
+    in_flight = max(min(max(batch_tokens // run, 1), n_prompts) * run for run in runs)
+    embedding = next(model.parameters())
+    memory = in_flight * embedding.element_size() * (8 * deepest.hidden_size + 3 * widest)
+    rate = _matmul_rate(embedding.device, embedding.dtype)
+    return SweepPlan(
+        lengths=tuple(lengths),
+        n_prompts=n_prompts,
+        one_pass=one_pass,
+        batch_tokens=batch_tokens,
+        chunk=chunk,
+        n_tokens=n_prompts * sum(runs),
+        flops=flops,
+        seconds=flops / rate / _EFFICIENCY,
+        memory=memory,
+    )
+
+
+def prefixes_agree(
+    model: nn.Module, prompts: Prompts, lengths: Sequence[int], layers: Sequence[AttentionLayer]
+) -> bool:
+    """Whether a short prompt gives what it gives as the beginning of the longest one."""
+    numbers = [layer.layer for layer in layers]
+    shortest = min(lengths)
+    results = []
+    for length in (max(lengths), shortest):
+        tokens = prompts.batch([0], length).to(_input_device(model))
+        with capture_attention(model, numbers, [shortest - 1], at="heads", stop=True) as captured:
+            model(tokens, **_options(model))
+        results.append(torch.cat([captured[n].float().flatten() for n in numbers]))
+    inside, alone = results
+    scale = alone.square().mean().sqrt()
+    tolerance = 1e-3 if next(model.parameters()).dtype == torch.float32 else 0.1
+    return bool((inside - alone).abs().max() <= tolerance * scale)
+
+
+def run_sweep(
+    model: nn.Module,
+    prompts: Prompts,
+    plan: SweepPlan,
+    *,
+    observe: Observe,
+    consume: Consume,
+    advance: Callable[[int], object] = lambda n_tokens: None,
+) -> None:
+    """Run the plan; `advance` is told of every token that is done."""
+    # By groups, so that a batch touches few of them.
+    order = sorted(range(plan.n_prompts), key=lambda i: (i % N_GROUPS, i))
+    for lengths in plan.passes():
+        length = lengths[-1]
+        size = max(plan.batch_tokens // length, 1)
+        for start in range(0, len(order), size):
+            indices = order[start : start + size]
+            _run_batch(model, prompts, indices, lengths, plan.chunk, observe, consume)
+            advance(len(indices) * length)
+
+
+def _run_batch(
+    model: nn.Module,
+    prompts: Prompts,
+    indices: list[int],
+    lengths: tuple[int, ...],
+    chunk: int | None,
+    observe: Observe,
+    consume: Consume,
+) -> None:
+    """One batch; where memory runs out, its halves, then ever smaller chunks."""
+    length = lengths[-1]
+    positions = [length - 1 for length in lengths]
+    tokens = prompts.batch(indices, length)
+    try:
+        # Nothing is consumed before the whole batch is through, so a retry counts nothing twice.
+        parts = _forward(model, tokens.to(_input_device(model)), positions, chunk, observe)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        parts = None
+    if parts is not None:
+        consume(indices, lengths, parts)
+    elif len(indices) > 1:
+        half = len(indices) // 2
+        for some in (indices[:half], indices[half:]):
+            _run_batch(model, prompts, some, lengths, chunk, observe, consume)
+    else:
+        smaller = min(chunk or length, length) // 2
+        if smaller < _SMALLEST_CHUNK:
+            raise OutOfMemoryError(
+                f"a single prompt of {length} tokens does not fit the memory, even in chunks of "
+                f"{smaller * 2}; use shorter --lengths, fewer --layers, or --dtype bfloat16"
+            )
+        _run_batch(model, prompts, indices, lengths, smaller, observe, consume)
+
+
+def _forward(
+    model: nn.Module, tokens: Tensor, positions: list[int], chunk: int | None, observe: Observe
+) -> list[Mapping[int, Any]]:
+    length = tokens.shape[1]
+    if chunk is None or chunk >= length:
+        with observe(positions) as captured:
+            model(tokens, **_options(model))
+        return [captured]
+    parts = []
+    cache = DynamicCache(config=model.config)
+    for start in range(0, length, chunk):
+        end = min(start + chunk, length)
+        wanted = [position - start for position in positions if start <= position < end]
+        with observe(wanted or [-1]) as captured:
+            model(tokens[:, start:end], past_key_values=cache, use_cache=True)
+        if wanted:
+            parts.append(captured)
+    return parts
+
+
+def _options(model: nn.Module) -> dict[str, Any]:
+    takes_cache = "use_cache" in inspect.signature(model.forward).parameters
+    return {"use_cache": False} if takes_cache else {}
+
+
+def _input_device(model: nn.Module) -> torch.device:
+    return next(model.get_input_embeddings().parameters()).device
+
+
+def _weights_before(model: nn.Module, deepest: AttentionLayer) -> tuple[int, int]:
+    """Matrix entries that one token meets up to the deepest attention, and the widest of them."""
+    parts = deepest.path.split(".")
+    at = next((i for i, part in enumerate(parts) if part.isdecimal()), len(parts))
+    blocks, number = ".".join(parts[:at]) + ".", int(parts[at]) if at < len(parts) else 0
+    total, widest = 0, 0
+    for name, parameter in model.named_parameters():
+        if parameter.ndim < 2 or not name.startswith(blocks):
+            continue
+        block = name.removeprefix(blocks).split(".")[0]
+        earlier = block.isdecimal() and int(block) < number
+        if earlier or name.startswith(deepest.path + "."):
+            total += parameter.numel()
+            widest = max(widest, *parameter.shape)
+    return total, widest
+
+
+def _matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
+    """Multiplications and additions a second, by a short trial."""
+    a = torch.ones(1024, 1024, device=device, dtype=dtype)
+    float((a @ a)[0, 0])
+    start = time.perf_counter()
+    for _ in range(3):
+        b = a @ a
+    float(b[0, 0])  # waits for the device
+    return 3 * 2 * 1024**3 / (time.perf_counter() - start)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{max(seconds, 1):.0f} s"
+    return f"{math.ceil(seconds / 60)} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
