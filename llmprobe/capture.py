@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from llmprobe.discovery import AttentionLayer, LayerChoice, first_tensor
 from llmprobe.errors import CaptureError
 from llmprobe.hooks import Positions, Session
-from llmprobe.rows import AttentionCall, listening
+from llmprobe.rows import AttentionCall, can_listen, listening
 
 AT = ("output", "heads")
 
@@ -85,7 +85,8 @@ class AttentionCapture(Session[Tensor]):
                     self._heads_hook(layer), with_kwargs=True
                 )
             self.own(stack, handle)
-        if self.stop and self.positions is not None and self.deepest.interface:
+        narrow = self.stop and self.positions is not None and self.deepest.interface
+        if narrow and can_listen(self.module(self.deepest)):
             self._attach_narrow(stack)
 
     def _attach_narrow(self, stack: ExitStack) -> None:

@@ -140,6 +140,8 @@ def check(
         allow_pickle=allow_pickle,
         trust_remote_code=trust_remote_code,
     )
+    if loaded.learned_positions is not None and length > loaded.learned_positions:
+        raise ValueError(f"length: got {length}, {loaded.name} has {loaded.learned_positions}")
     report = check_capture(loaded.model, tokenizer=loaded.tokenizer, length=length)
     if as_json:
         document = {
@@ -378,10 +380,12 @@ def main() -> None:
         # Whoever read our output has seen enough; the interpreter's own flush must not complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
-    except (LLMProbeError, ValueError, OSError) as error:
+    except Exception as error:
         if "--debug" in sys.argv:  # before the command or behind it
             raise
-        _fail(str(error), 1)
+        if isinstance(error, LLMProbeError | ValueError | OSError):
+            _fail(str(error), 1)
+        _fail(f"{type(error).__name__}: {error} (--debug shows where)", 1)
 
 
 def _fail(message: str, code: int) -> NoReturn:

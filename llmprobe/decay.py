@@ -42,7 +42,8 @@ def typical_std(std: ArrayLike) -> Array:
     that do not vary at some length have no slope and are left out; zero where none is left.
     """
     values = np.asarray(std, dtype=np.float64)
-    varies = (values > 0).all(axis=-2, keepdims=True)
+    # NaN is not zero: it goes on to be told apart from a feature that does not vary.
+    varies = ((values > 0) | np.isnan(values)).all(axis=-2, keepdims=True)
     logs = np.log(np.where(varies, values, 1.0))
     n_varying = varies.sum(axis=-1)
     return np.where(n_varying > 0, np.exp(logs.sum(axis=-1) / np.maximum(n_varying, 1)), 0.0)
@@ -80,6 +81,10 @@ def fit_decay(
         r2 = np.full_like(slope, np.nan)
         reason = _add(reason, np.isfinite(slope), "two lengths: R² is undefined")
 
+    flat = np.isfinite(slope) & ~np.isfinite(r2)
+    if len(x) > 2:
+        reason = _add(reason, flat, "a constant: R² is undefined")
+
     low, high = np.full_like(slope, np.nan), np.full_like(slope, np.nan)
     n_groups = 0 if without is None else len(np.asarray(without))
     if n_groups < 2:
@@ -93,7 +98,9 @@ def fit_decay(
         if sizes is not None and (len(sizes) != n_groups or min(sizes) < 1):
             raise ValueError(f"fit_decay: got sizes {sizes!r}, needs {n_groups} positive numbers")
         replicates, _ = _least_squares(x, _log(left_out))
-        half = _half_width(slope, replicates, np.asarray(sizes or [1] * n_groups), level)
+        half = _half_width(
+            slope, replicates, np.asarray([1] * n_groups if sizes is None else sizes), level
+        )
         low, high = slope - half, slope + half
         reason = _add(
             reason,

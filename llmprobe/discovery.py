@@ -13,7 +13,7 @@ last child with a weight matrix that an attention module calls, and its input ar
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from llmprobe.errors import UnsupportedModelError
-from llmprobe.rows import AttentionCall, listening, uses_interface
+from llmprobe.rows import BASES, AttentionCall, can_listen, listening, uses_interface
 
 LayerChoice = int | slice | Sequence[int] | None
 
@@ -145,9 +145,16 @@ def _discover(model: nn.Module) -> Iterator[AttentionLayer]:
             "no module returns attention weights (an attention-free model, or a new kind)"
         )
     paths = {id(module): path for path, module in model.named_modules()}
-    seen = _observe(model, attention)
-    for number, module in enumerate(attention):
-        yield _describe(module, paths, _layer_number(module, number), seen[id(module)])
+    attention = [module for module in model.modules() if module in set(attention)]
+    try:
+        seen = _observe(model, attention, filter(can_listen, attention))
+    except UnsupportedModelError:  # sparse attention, which must not be listened to
+        seen = _observe(model, attention, ())
+    numbers = [_layer_number(paths[id(module)], module) for module in attention]
+    if len(set(numbers)) < len(numbers):
+        numbers = list(range(len(numbers)))
+    for number, module in zip(numbers, attention, strict=True):
+        yield _describe(module, paths, number, seen[id(module)], decoder)
 
 
 def _declared(decoder: nn.Module) -> list[nn.Module]:
@@ -193,8 +200,16 @@ def _are_weights(item: Any) -> bool:
 
 
 @contextmanager
-def eager_weights(model: nn.Module) -> Iterator[None]:
-    """Have modules that do not use the interface compute their weights, as eager ones do."""
+def eager_weights(model: nn.Module, layers: Sequence[AttentionLayer] = ()) -> Iterator[None]:
+    """Have all modules compute their weights, as eager ones do; `layers` are those that matter."""
+    for layer in layers:
+        module = model.get_submodule(layer.path)
+        name = getattr(getattr(module, "config", None), "_attn_implementation", None)
+        if layer.type == "linear" or (uses_interface(module) and name not in (*BASES, None)):
+            raise UnsupportedModelError(
+                f"{layer.path} ({type(module).__name__}, {layer.type}, attention {name!r}) has no "
+                "attention weights to show"
+            )
     configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
     names = {key: getattr(c, "_attn_implementation", None) for key, c in configs.items()}
     try:
@@ -216,15 +231,18 @@ class _Seen:
     projection_size: int = 0
     projected: Tensor | None = None
     hidden_size: int = 0
+    returns_projected: bool = False
     adds_residual: bool = False
-    call: AttentionCall | None = None
+    calls: list[AttentionCall] = field(default_factory=list)
 
 
-def _observe(model: nn.Module, attention: Sequence[nn.Module]) -> dict[int, _Seen]:
+def _observe(
+    model: nn.Module, attention: Sequence[nn.Module], listened: Iterable[nn.Module]
+) -> dict[int, _Seen]:
     seen = {id(module): _Seen() for module in attention}
 
     def listen(call: AttentionCall) -> None:
-        seen[id(call.module)].call = call
+        seen[id(call.module)].calls.append(call)
 
     def watch(note: _Seen) -> Any:
         def hook(child: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
@@ -238,10 +256,11 @@ def _observe(model: nn.Module, attention: Sequence[nn.Module]) -> dict[int, _See
     def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         note, x = seen[id(module)], first_tensor(output)
         note.hidden_size = x.shape[-1]
-        if note.projected is not None and note.projected.shape == x.shape:
-            more = x - note.projected
-            note.adds_residual = bool(more.any()) and any(
-                given.shape == x.shape and torch.allclose(more, given, atol=1e-5)
+        projected = note.projected
+        if projected is not None and projected.shape == x.shape:
+            note.returns_projected = torch.equal(x, projected)
+            note.adds_residual = not note.returns_projected and any(
+                given.shape == x.shape and torch.equal(given + projected, x)
                 for given in _tensors(args, kwargs)
             )
 
@@ -252,40 +271,54 @@ def _observe(model: nn.Module, attention: Sequence[nn.Module]) -> dict[int, _See
                 if any(parameter.ndim >= 2 for parameter in child.parameters()):
                     hook = watch(seen[id(module)])
                     stack.callback(child.register_forward_hook(hook, with_kwargs=True).remove)
-        stack.enter_context(listening(filter(uses_interface, attention), listen))
+        stack.enter_context(listening(listened, listen))
         _run(model)
     return seen
 
 
-def _describe(module: nn.Module, paths: dict[int, str], number: int, seen: _Seen) -> AttentionLayer:
+def _describe(
+    module: nn.Module, paths: dict[int, str], number: int, seen: _Seen, decoder: nn.Module
+) -> AttentionLayer:
     path = paths[id(module)]
-    if seen.projection is None or not seen.hidden_size:
-        raise UnsupportedModelError(f"{path} did not run, or calls no output projection")
-    if seen.call is not None:
-        n_heads, n_kv_heads = seen.call.query.shape[1], seen.call.key.shape[1]
+    what = f"{path} ({type(module).__name__})"
+    if seen.projection is None or not (seen.returns_projected or seen.adds_residual):
+        raise UnsupportedModelError(f"{what} does not end in an output projection of its own")
+    if len(seen.calls) > 1:
+        raise UnsupportedModelError(
+            f"{what} computes attention more than once in a forward: layers share it, or its heads "
+            "are made of several"
+        )
+    if seen.calls:
+        call = seen.calls[0]
+        n_heads, n_kv_heads = call.query.shape[1], call.key.shape[1]
+        fits = n_heads * call.value.shape[-1] == seen.projection_size
     else:
         n_heads = _fact(module, _HEADS) or 0
         n_kv_heads = _fact(module, _KV_HEADS) or n_heads
-    if not n_heads or seen.projection_size % n_heads:
-        raise UnsupportedModelError(f"{path}: {n_heads} heads do not fit {seen.projection_size}")
+        fits = n_heads > 0 and seen.projection_size % n_heads == 0
+    if not fits:
+        raise UnsupportedModelError(
+            f"{what} has {n_heads} heads, which do not fit its projection of {seen.projection_size}"
+        )
     return AttentionLayer(
         layer=number,
         path=path,
-        type=_type(module, number),
+        type=_type(module, number, decoder, seen.calls),
         n_heads=n_heads,
         n_kv_heads=n_kv_heads,
         head_size=seen.projection_size // n_heads,
         hidden_size=seen.hidden_size,
         projection=paths[id(seen.projection)],
         output=paths[id(seen.projection)] if seen.adds_residual else path,
-        interface=seen.call is not None,
+        interface=bool(seen.calls),
     )
 
 
-def _layer_number(module: nn.Module, order: int) -> int:
-    return next(
-        (n for a in ("layer_idx", "layer_id") if (n := getattr(module, a, None)) is not None), order
-    )
+def _layer_number(path: str, module: nn.Module) -> int:
+    """The number in the path, which shared modules keep apart; else what the module says."""
+    in_path = next((int(part) for part in path.split(".") if part.isdecimal()), None)
+    said = getattr(module, "layer_idx", getattr(module, "layer_id", 0))
+    return in_path if in_path is not None else said or 0
 
 
 def _fact(module: nn.Module, names: Iterable[str]) -> int | None:
@@ -296,16 +329,17 @@ def _fact(module: nn.Module, names: Iterable[str]) -> int | None:
     return None
 
 
-def _type(module: nn.Module, number: int) -> str:
-    config = getattr(module, "config", None)
+def _type(
+    module: nn.Module, number: int, decoder: nn.Module, calls: Sequence[AttentionCall]
+) -> str:
+    config = getattr(module, "config", None) or getattr(decoder, "config", None)
     declared = getattr(config, "layer_types", None)
     if declared and number < len(declared):
         return _TYPES.get(declared[number], "full")
-    window = getattr(module, "sliding_window", None) or getattr(config, "sliding_window", None)
+    if calls:
+        return "sliding" if calls[0].options.get("sliding_window") else "full"
     local = getattr(module, "attention_type", None) == "local"
-    return (
-        "sliding" if local or (window and getattr(config, "use_sliding_window", True)) else "full"
-    )
+    return "sliding" if local or getattr(module, "sliding_window", None) else "full"
 
 
 def _tensors(args: Any, kwargs: Any) -> list[Tensor]:
@@ -317,10 +351,23 @@ def first_tensor(output: Any) -> Tensor:
     return output[0] if isinstance(output, tuple | list) else output
 
 
-def _run(model: nn.Module, **options: Any) -> None:
-    """A few tokens through the model, leaving no trace in the random state."""
+def input_device(model: nn.Module) -> torch.device:
+    """Where tokens go; weights that accelerate keeps elsewhere have a device to run on."""
     embedding = model.get_input_embeddings()
     device = next(embedding.parameters()).device
-    tokens = torch.arange(1, _N_TOKENS + 1, device=device)[None] % embedding.num_embeddings
-    with torch.no_grad(), torch.random.fork_rng(enabled=model.training):
-        model(input_ids=tokens, use_cache=False, **options)
+    if device.type == "meta":
+        device = torch.device(getattr(embedding._hf_hook, "execution_device", None) or "cpu")
+    return device
+
+
+def _run(model: nn.Module, **options: Any) -> None:
+    """A few tokens through the model, leaving no trace in its mode or the random state."""
+    size = model.get_input_embeddings().num_embeddings
+    tokens = torch.arange(1, _N_TOKENS + 1, device=input_device(model))[None] % size
+    modes = {module: module.training for module in model.modules()}
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            model.eval()(input_ids=tokens, use_cache=False, **options)
+    finally:
+        for module, mode in modes.items():
+            module.training = mode

@@ -10,8 +10,9 @@ import functools
 import inspect
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from operator import index
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
@@ -59,11 +60,11 @@ class Session(Mapping[int, T], Generic[T]):
         self.stop = stop
         self.into = into
         self._kept: dict[int, list[T]] = {layer.layer: [] for layer in self.layers}
-        self._fired: Counter[int] = Counter()
+        self._complete = False
         self._stack = ExitStack()
         self._own_hooks: set[int] = set()
         # Of the forward that is running:
-        self._now: set[int] = set()
+        self._now: dict[int, T | None] = {}
         self._mask: Tensor | None = None
         self._index: Tensor | None = None
         self._bounds: tuple[Tensor, Tensor] | None = None
@@ -77,6 +78,7 @@ class Session(Mapping[int, T], Generic[T]):
         """What several forwards gave, along the batch."""
 
     def __enter__(self) -> Self:
+        self._complete = False
         with ExitStack() as stack:
             decoder = decoder_of(self.model)
             self.own(stack, decoder.register_forward_pre_hook(self._before, with_kwargs=True))
@@ -97,8 +99,8 @@ class Session(Mapping[int, T], Generic[T]):
         self._stack.close()
         stopped = isinstance(error, _Stop) and error.session is self
         if error is None or stopped:
-            silent = [layer.layer for layer in self.layers if not self._fired[layer.layer]]
-            if silent:
+            silent = [layer.layer for layer in self.layers if layer.layer not in self._now]
+            if not self._complete:
                 raise CaptureError(
                     f"the attention of layer {', '.join(map(str, silent))} did not run: was the "
                     "model called inside the block, and does it use these layers?"
@@ -131,10 +133,23 @@ class Session(Mapping[int, T], Generic[T]):
         return self._index.to(device)
 
     def starts(self, batch: int, length: int, device: torch.device) -> Tensor:
-        """Where each prompt's first token is: (batch,)."""
+        """Where each prompt's first token is among this forward's: (batch,)."""
         if self._bounds is None:
             self._bounds = _bounds(self._mask, batch, length)
         return self._bounds[0].to(device)
+
+    def key_starts(self, batch: int, n_queries: int, n_keys: int, device: torch.device) -> Tensor:
+        """Where each prompt's first token is among the keys, which a cache may hold more of."""
+        if n_keys == n_queries:
+            return self.starts(batch, n_queries, device)
+        if self._mask is None:
+            return torch.zeros(batch, dtype=torch.int64, device=device)
+        if self._mask.shape[1] != n_keys:
+            raise CaptureError(
+                f"the cache holds {n_keys} tokens and the mask {self._mask.shape[1]}: where "
+                "prompts begin cannot be told; use a cache that grows with the prompt"
+            )
+        return _bounds(self._mask, batch, n_keys)[0].to(device)
 
     def take(self, x: Tensor) -> Tensor:
         """The wanted positions of x (batch, length, ...), as a copy."""
@@ -150,14 +165,20 @@ class Session(Mapping[int, T], Generic[T]):
                 f"the attention of layer {layer.layer} ({layer.path}) runs more than once in one "
                 "forward; a module that layers share cannot be told apart"
             )
-        self._now.add(layer.layer)
-        self._fired[layer.layer] += 1
         if self.into is not None:
             self.into(layer.layer, what)
-        else:
-            self._kept[layer.layer].append(what)
+        self._now[layer.layer] = what if self.into is None else None
+        if len(self._now) == len(self.layers):
+            self._commit()
         if self.stop and layer is self.deepest and self.alone():
             raise _Stop(self)
+
+    def _commit(self) -> None:
+        """Take what a forward gave, once it has given all: one that broke off leaves nothing."""
+        self._complete = True
+        for layer, what in self._now.items():
+            if what is not None:
+                self._kept[layer].append(what)
 
     def _last_hook(self, module: nn.Module, args: Any, output: Any) -> None:
         """Stops behind the hooks of all others."""
@@ -185,8 +206,12 @@ class Session(Mapping[int, T], Generic[T]):
     def _before(self, decoder: nn.Module, args: Any, kwargs: Any) -> None:
         given = inspect.signature(decoder.forward).bind_partial(*args, **kwargs).arguments
         mask = given.get("attention_mask", given.get("kwargs", {}).get("attention_mask"))
-        self._mask = mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
-        self._now, self._index, self._bounds = set(), None, None
+        if self.positions is not None and mask is not None and not _is_flat(mask):
+            raise CaptureError(
+                "positions need to know the padding: give the attention mask as (batch, tokens)"
+            )
+        self._mask = mask if _is_flat(mask) else None
+        self._now, self._index, self._bounds = {}, None, None
         if self.stop:
             self.module(self.deepest)._forward_hooks.move_to_end(self._last.id)
         self.before_forward(given)
@@ -250,10 +275,19 @@ def _wrap_forward(
 def _checked(positions: Positions) -> tuple[int, ...] | None:
     if positions is None:
         return None
-    chosen = (positions,) if isinstance(positions, int) else tuple(int(p) for p in positions)
+    try:
+        chosen = tuple(map(index, positions if isinstance(positions, Iterable) else [positions]))
+    except TypeError:
+        chosen = ()
     if not chosen:
-        raise ValueError("positions: got none; accepted: None for all, a number, a list of numbers")
+        raise ValueError(
+            f"positions: got {positions!r}, accepted: None for all, a number, a list of numbers"
+        )
     return chosen
+
+
+def _is_flat(mask: Any) -> bool:
+    return isinstance(mask, Tensor) and mask.ndim == 2
 
 
 def _bounds(mask: Tensor | None, batch: int, length: int) -> tuple[Tensor, Tensor]:

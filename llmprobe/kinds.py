@@ -59,6 +59,8 @@ class SeriesResult(Result, kind=""):
             raise ValueError("a result needs a series and a length")
         if not all(isinstance(length, int) and length > 0 for length in self.lengths):
             raise ValueError(f"lengths are {self.lengths!r}, accepted: positive whole numbers")
+        if not all(isinstance(word, str) for word in (*self.layer_type, *self.warnings)):
+            raise ValueError("layer_type and warnings need words")
         for name in ("layer", "head"):
             check_shape(name, getattr(self, name), (series,))
         for name in ("n_prompts", *self.by_length):
@@ -159,6 +161,10 @@ class VarianceResult(SeriesResult, kind="variance"):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "accuracy", tuple(self.accuracy))
+        if self.reference not in self.lengths or not isinstance(self.component, int):
+            raise ValueError(
+                f"reference {self.reference!r} or component {self.component!r} is wrong"
+            )
         for name in (*self.by_series, "nonfinite"):
             check_shape(name, getattr(self, name), (len(self.layer_type),))
         values, kept = self.feature_values, len(self.features)

@@ -40,7 +40,7 @@ class Rows:
     top: Tensor
     """The k largest weights, largest first: (..., k); zeros where there are fewer tokens."""
     top_positions: Tensor
-    """Where they are, counted from the prompt's first token; −1 where there are fewer tokens."""
+    """Where they are, counted from the prompt's first token; −1 where the weight is zero."""
     weights: Tensor | None
     """The rows themselves (..., tokens), if asked for."""
 
@@ -50,6 +50,7 @@ class Rows:
         rows = weights.detach().transpose(1, 2).float()
         n_top = min(k, rows.shape[-1])
         top, where = rows.topk(n_top, dim=-1)
+        where = (where - starts[:, None, None, None]).where(top > 0, -1)
         missing = (0, k - n_top)
         first = rows.gather(-1, starts[:, None, None, None].expand(*rows.shape[:-1], 1))
         return cls(
@@ -58,7 +59,7 @@ class Rows:
             first=first.squeeze(-1),
             mass=rows.sum(-1),
             top=nn.functional.pad(top, missing),
-            top_positions=nn.functional.pad(where - starts[:, None, None, None], missing, value=-1),
+            top_positions=nn.functional.pad(where, missing, value=-1),
             weights=rows.clone() if keep else None,
         )
 
@@ -124,12 +125,12 @@ class RowCapture(Session[Rows]):
         def listen(call: AttentionCall) -> None:
             batch, _, length, _ = call.query.shape
             index = self.index(batch, length, call.query.device)
-            starts = self._key_starts(call)
+            starts = self.key_starts(batch, length, call.key.shape[2], call.query.device)
             parts = [self._rows(weights, starts) for weights in call.rows(index)]
             self.see(by_module[id(call.module)], Rows.join(parts, dim=1))
 
         if self._whole:
-            stack.enter_context(eager_weights(self.model))
+            stack.enter_context(eager_weights(self.model, self._whole))
         stack.enter_context(listening(modules, listen))
         for layer in self._whole:
             handle = self.module(layer).register_forward_hook(self._weights_hook(layer))
@@ -137,7 +138,8 @@ class RowCapture(Session[Rows]):
 
     def before_forward(self, given: dict[str, Any]) -> None:
         """Whole matrices are only made where they fit."""
-        tokens = given.get("input_ids", given.get("inputs_embeds"))
+        tokens = given.get("input_ids")
+        tokens = given.get("inputs_embeds") if tokens is None else tokens
         if not self._whole or not isinstance(tokens, Tensor):
             return
         batch, length = tokens.shape[:2]
@@ -151,20 +153,14 @@ class RowCapture(Session[Rows]):
                 f"{free / 2**30:.1f} GiB are free; use fewer prompts or shorter ones"
             )
 
-    def _key_starts(self, call: AttentionCall) -> Tensor:
-        batch, _, length, _ = call.query.shape
-        starts = self.starts(batch, length, call.query.device)
-        # Keys from a cache come before this forward's tokens; then the prompt began at key 0.
-        return starts if call.key.shape[2] == length else torch.zeros_like(starts)
-
     def _weights_hook(self, layer: AttentionLayer) -> Callable[[nn.Module, Any, Any], None]:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
-            found = [x for x in output[1:] if isinstance(x, Tensor) and x.ndim == 4]
-            if not found:
+            length = output[0].shape[1]
+            weights = next((x for x in output[1:] if _are_weights(x, length)), None)
+            if weights is None:
                 raise CaptureError(f"{layer.path} returned no attention weights")
-            weights = found[0]
             rows = self.take(weights.transpose(1, 2)).transpose(1, 2)
-            starts = self.starts(len(weights), weights.shape[2], weights.device)
+            starts = self.key_starts(len(weights), length, weights.shape[3], weights.device)
             self.see(layer, self._rows(rows, starts))
 
         return hook
@@ -173,7 +169,19 @@ class RowCapture(Session[Rows]):
         return Rows.of(weights, starts, k=self.k, keep=self.weights)
 
     def join(self, layer: int, parts: list[Rows]) -> Rows:
+        lengths = {part.weights.shape[-1] for part in parts if part.weights is not None}
+        if len(lengths) > 1:
+            raise CaptureError(
+                f"whole rows of layer {layer} have lengths {', '.join(map(str, sorted(lengths)))} "
+                "and cannot be joined; use `into`, or prompts of one length"
+            )
         return Rows.join(parts, dim=0)
+
+
+def _are_weights(x: Any, length: int) -> bool:
+    if not isinstance(x, Tensor) or x.ndim != 4 or x.shape[2] != length or x.shape[3] < length:
+        return False
+    return bool((x >= 0).all())
 
 
 def _cat(parts: list[Tensor | None], dim: int) -> Tensor | None:

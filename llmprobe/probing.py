@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from llmprobe.capture import AT, capture_attention
 from llmprobe.decay import fit_decay, typical_std
-from llmprobe.discovery import AttentionLayer, LayerChoice
+from llmprobe.discovery import AttentionLayer, LayerChoice, input_device
 from llmprobe.kinds import VarianceResult
 from llmprobe.models import LoadedModel
 from llmprobe.preparing import DEFAULT_LENGTHS, Prepared, prepare
@@ -82,7 +82,8 @@ def probe_variance(
         tokenizer=tokenizer,
         arguments=arguments,
     )
-    reference = ready.lengths[0] if reference is None else reference
+    reference = ready.lengths[0] if reference is None else int(reference)
+    component = int(component)
     if reference not in ready.lengths:
         raise ValueError(f"reference: got {reference}, accepted: one of {ready.lengths}")
     size = min(x.head_size if at == "heads" else x.hidden_size for x in ready.layers)
@@ -248,7 +249,7 @@ def _accuracy(ready: Prepared) -> tuple[float, ...]:
     prompts = ready.prompts
     if not isinstance(prompts, DictionaryPrompts):
         return ()
-    device = next(ready.model.get_input_embeddings().parameters()).device
+    device = input_device(ready.model)
     shares = []
     for length in ready.lengths:
         right = 0

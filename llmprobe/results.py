@@ -10,7 +10,9 @@ numbers). It opens, becomes a frame and draws its figures without torch.
 import dataclasses
 import html
 import json
+import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -67,7 +69,7 @@ class Provenance:
             model=_portable(model),
             arguments=_portable(arguments),
             created=datetime.now(UTC).isoformat(timespec="seconds"),
-            **facts,
+            **{name: _portable(fact) for name, fact in facts.items()},
         )
 
 
@@ -239,20 +241,28 @@ def _version(package: str) -> str:
 def _portable(value: Any) -> Any:
     """The value as JSON can hold it, without paths of this machine."""
     if isinstance(value, Mapping):
-        return {str(key): _portable(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
+        return {str(_portable(key)): _portable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset | range):
         return [_portable(item) for item in value]
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, PurePath) or (isinstance(value, str) and _is_path(value)):
-        return PurePath(value).name
-    if value is None or isinstance(value, str | bool | int | float):
+    if isinstance(value, np.generic | np.ndarray):
+        return _portable(value.tolist())
+    if isinstance(value, str | PurePath):
+        return _without_path(str(value), force=isinstance(value, PurePath))
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if value is None or isinstance(value, bool | int | float):
         return value
-    return type(value).__name__
+    # A slice or a dtype says what it is; a model or a tokenizer would say far too much.
+    simple = isinstance(value, slice) or type(value).__name__ == "dtype"
+    return str(value) if simple else type(value).__name__
 
 
-def _is_path(text: str) -> bool:
-    return text.startswith(("/", "~", "./", "../", "\\")) or text[1:3] == ":\\"
+def _without_path(text: str, *, force: bool) -> str:
+    """Only the last part of what looks like a path: absolute, or relative to a known place."""
+    starts = ("/", "~", "./", "../", "\\", "file:")
+    if force or text.startswith(starts) or re.match(r"[A-Za-z]:[\\/]", text):
+        return re.split(r"[\\/]", text.rstrip("\\/"))[-1]
+    return text
 
 
 def records(frame: "pd.DataFrame") -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ chosen queries come from the function that the model would have used.
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +25,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS as _INTERFACE
 from llmprobe.errors import UnsupportedModelError
 
 _PREFIX = "llmprobe_"
+BASES = ("sdpa", "eager")
 _HALF = (torch.float16, torch.bfloat16)
 _CHUNK_BYTES = 64 * 2**20
 # Arguments that hold one entry for each query; slicing them would need to know their layout.
@@ -73,6 +74,14 @@ class AttentionCall:
             full[batch_index, index[:, part]], _ = self._attend(index[:, part])
         return full
 
+    def per_query(self) -> str | None:
+        """The name of an argument that holds something for each query, if there is one.
+
+        Sparse attention hands its choice of keys over in this way, but to functions of other names
+        than sdpa and eager only: it would be lost here.
+        """
+        return next((name for name in _PER_QUERY if self.options.get(name) is not None), None)
+
     def compute(self) -> tuple[Tensor, Tensor | None]:
         """What the model would have computed."""
         function = own_eager(self.module) if self.base == "eager" else _INTERFACE[self.base]
@@ -82,12 +91,6 @@ class AttentionCall:
         return result
 
     def _attend(self, index: Tensor) -> tuple[Tensor, Tensor | None]:
-        for name in _PER_QUERY:
-            if self.options.get(name) is not None:
-                raise UnsupportedModelError(
-                    f"{type(self.module).__name__} gives its attention function {name!r}, which "
-                    "cannot be cut to single queries; capture whole outputs instead"
-                )
         query, mask = _take(self.query, index), self._mask_rows(index)
         if mask is not None and mask.dtype == torch.bool and self.base == "eager":
             zero = torch.zeros((), dtype=query.dtype, device=mask.device)
@@ -139,30 +142,53 @@ def listening(modules: Iterable[nn.Module], listener: Listener) -> Iterator[None
     """
     modules = list(modules)
     configs: dict[int, Any] = {id(m.config): m.config for m in modules}
-    before = {key: config._attn_implementation for key, config in configs.items()}
-    try:
-        for key, config in configs.items():
-            config._attn_implementation = _routed(before[key])
+    with ExitStack() as stack:
+        for config in configs.values():
+            stack.enter_context(_routed(config))
         for module in modules:
             _listeners.setdefault(id(module), []).append(listener)
+            stack.callback(_remove, id(module), listener)
         yield
-    finally:
-        for module in modules:
-            _remove(id(module), listener)
-        for key, config in configs.items():
-            config._attn_implementation = before[key]
 
 
 def n_listeners(module: nn.Module) -> int:
     return len(_listeners.get(id(module), ()))
 
 
-def _routed(name: str | None) -> str:
-    name = name or "eager"
-    if name.startswith(_PREFIX):
-        return name
+def can_listen(module: nn.Module) -> bool:
+    """Whether the module's calls can be seen without changing what it computes."""
+    return uses_interface(module) and _base(module.config) is not None
+
+
+_routes: dict[int, tuple[Any, int]] = {}
+
+
+@contextmanager
+def _routed(config: Any) -> Iterator[None]:
+    """Have the config name our function; the last one to leave puts the old name back."""
+    base = _base(config)
+    if base is None:
+        raise UnsupportedModelError(
+            f"attention function {config._attn_implementation!r} is not one that llmprobe can "
+            "look into; load the model with sdpa or eager attention"
+        )
+    before, n_users = _routes.get(id(config), (config._attn_implementation, 0))
+    _routes[id(config)] = before, n_users + 1
+    config._attn_implementation = _PREFIX + base
+    try:
+        yield
+    finally:
+        before, n_users = _routes.pop(id(config))
+        if n_users > 1:
+            _routes[id(config)] = before, n_users - 1
+        else:
+            config._attn_implementation = before
+
+
+def _base(config: Any) -> str | None:
+    name: str = (config._attn_implementation or "eager").removeprefix(_PREFIX)
     # Flash and flex kernels take masks that have no rows; sdpa computes the same.
-    return _PREFIX + ("eager" if name == "eager" else "sdpa")
+    return "sdpa" if name.startswith(("flash", "flex")) else name if name in BASES else None
 
 
 def _remove(key: int, listener: Listener) -> None:
@@ -183,6 +209,11 @@ def _attention_function(base: str) -> Callable[..., tuple[Tensor, Tensor | None]
         **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
         call = AttentionCall(module, query, key, value, attention_mask, options, base)
+        if (name := call.per_query()) is not None:
+            raise UnsupportedModelError(
+                f"{type(module).__name__} gives its attention function {name!r}, which cannot be "
+                "cut to single queries; capture whole outputs instead"
+            )
         given = [listener(call) for listener in _listeners.get(id(module), ())]
         outputs = [output for output in given if output is not None]
         if outputs:
@@ -192,9 +223,9 @@ def _attention_function(base: str) -> Callable[..., tuple[Tensor, Tensor | None]
     return attend
 
 
-for _base in ("sdpa", "eager"):
-    AttentionInterface.register(_PREFIX + _base, _attention_function(_base))
-    AttentionMaskInterface.register(_PREFIX + _base, ALL_MASK_ATTENTION_FUNCTIONS[_base])
+for _name in BASES:
+    AttentionInterface.register(_PREFIX + _name, _attention_function(_name))
+    AttentionMaskInterface.register(_PREFIX + _name, ALL_MASK_ATTENTION_FUNCTIONS[_name])
 
 
 def _forward(module: nn.Module) -> Any:

@@ -334,13 +334,26 @@ class Groups(Generic[A]):
         self.make = make
         self.parts: dict[int, A] = {}
 
-    def update(self, x: Tensor | NDArray[Any], groups: Sequence[int]) -> Self:
-        """Take in a batch of shape (prompts, *features); `groups` has each prompt's group."""
+    def update(
+        self,
+        x: Tensor | NDArray[Any],
+        groups: Sequence[int],
+        prompts: Sequence[int] | None = None,
+    ) -> Self:
+        """Take in a batch of shape (prompts, *features); `groups` has each prompt's group.
+
+        `prompts` are the prompts' numbers, counted over all groups where not given.
+        """
         if len(groups) != len(x):
             raise ValueError(f"Groups: got {len(groups)} group numbers for {len(x)} prompts")
-        for group in dict.fromkeys(groups):
-            rows = [row for row, its in enumerate(groups) if its == group]
-            self.parts.setdefault(group, self.make()).update(x[rows])
+        seen = sum(part.n_prompts for part in self.parts.values())
+        numbers = range(seen, seen + len(x)) if prompts is None else prompts
+        rows: dict[int, list[int]] = {}
+        for row, group in enumerate(groups):
+            rows.setdefault(int(group), []).append(row)
+        for group, of_group in rows.items():
+            part = self.parts.setdefault(group, self.make())
+            part.update(x[of_group], [numbers[row] for row in of_group])
         return self
 
     def merge(self, other: Self) -> Self:

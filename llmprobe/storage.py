@@ -7,6 +7,7 @@ announced. A stranger's file can neither run code nor ask for more memory than i
 """
 
 import os
+import re
 import shutil
 import zipfile
 from collections.abc import Callable, Mapping
@@ -23,7 +24,9 @@ from llmprobe.errors import ResultExistsError, ResultFormatError
 def write_folder(target: Path, write: Callable[[Path], None], *, overwrite: bool = False) -> None:
     """Have `write` fill a folder, then put it at `target` in one step."""
     _sweep(target)
-    if target.exists() or target.is_symlink():
+    if target.is_symlink():
+        raise ResultExistsError(f"{target} is a link; name the folder that it stands for")
+    if target.exists():
         if not overwrite:
             raise ResultExistsError(
                 f"{target} is already there; choose another folder or ask to overwrite"
@@ -115,15 +118,17 @@ def _beside(target: Path, ending: str) -> Path:
 
 def _sweep(target: Path) -> None:
     """Undo what a killed process left beside the target: half a folder, or a begun replacement."""
-    left_behind = [*target.parent.glob(f".{target.name}.*")]
+    if not target.parent.is_dir():
+        return
+    name = re.compile(rf"\.{re.escape(target.name)}\.(\d+)\.(partial|replaced)")
+    found = [
+        (match, path) for path in target.parent.iterdir() if (match := name.fullmatch(path.name))
+    ]
     # A replaced folder is put back before anything is thrown away.
-    for left in sorted(left_behind, key=lambda path: path.suffix, reverse=True):
-        if left.suffix not in (".partial", ".replaced"):
+    for match, left in sorted(found, key=lambda item: item[0][2], reverse=True):
+        if int(match[1]) != os.getpid() and _is_alive(int(match[1])):
             continue
-        owner = left.name.split(".")[-2]
-        if owner.isdecimal() and int(owner) != os.getpid() and _is_alive(int(owner)):
-            continue
-        if left.suffix == ".replaced" and not target.exists():
+        if match[2] == "replaced" and not target.exists():
             left.rename(target)
         else:
             shutil.rmtree(left, ignore_errors=True)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from llmprobe.capture import capture_attention
-from llmprobe.discovery import AttentionLayer
+from llmprobe.discovery import AttentionLayer, input_device
 from llmprobe.errors import OutOfMemoryError
 from llmprobe.prompts import Prompts
 from llmprobe.runtime import is_out_of_memory
@@ -117,7 +117,7 @@ def prefixes_agree(
     shortest = min(lengths)
     results = []
     for length in (max(lengths), shortest):
-        tokens = prompts.batch([0], length).to(_input_device(model))
+        tokens = prompts.batch([0], length).to(input_device(model))
         with capture_attention(model, numbers, [shortest - 1], at="heads", stop=True) as captured:
             model(tokens, **_options(model))
         results.append(torch.cat([captured[n].float().flatten() for n in numbers]))
@@ -163,7 +163,7 @@ def _run_batch(
     tokens = prompts.batch(indices, length)
     try:
         # Nothing is consumed before the whole batch is through, so a retry counts nothing twice.
-        parts = _forward(model, tokens.to(_input_device(model)), positions, chunk, observe)
+        parts = _forward(model, tokens.to(input_device(model)), positions, chunk, observe)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
@@ -207,10 +207,6 @@ def _forward(
 def _options(model: nn.Module) -> dict[str, Any]:
     takes_cache = "use_cache" in inspect.signature(model.forward).parameters
     return {"use_cache": False} if takes_cache else {}
-
-
-def _input_device(model: nn.Module) -> torch.device:
-    return next(model.get_input_embeddings().parameters()).device
 
 
 def _weights_before(model: nn.Module, deepest: AttentionLayer) -> tuple[int, int]:

@@ -31,6 +31,19 @@ _SLIDING: dict[str, Any] = {
 _ALL_KV: dict[str, Any] = {"num_key_value_heads": None}  # None: not a setting of this family
 _MAMBA: dict[str, Any] = {"mamba_d_state": 4, "mamba_d_conv": 2, "mamba_expand": 2}
 
+OUTSIDE: dict[str, dict[str, Any]] = {
+    "jetmoe": _MOE | {"kv_channels": 8},
+    "bert": {"is_decoder": True},
+    "diffllama": {},
+    "minimax": _MOE
+    | {
+        "num_hidden_layers": 4,
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+        "block_size": 4,
+    },
+}
+"""Families that some path cannot serve, and must refuse."""
+
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "gpt2": {},
@@ -85,6 +98,28 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "ernie4_5": {},
     "biogpt": {},
     "xglm": {"d_model": 32, "ffn_dim": 48, "num_layers": 2, "attention_heads": 4},
+    "olmo3": _SLIDING,
+    "llama4_text": _MOE
+    | {"layer_types": ["chunked_attention", "full_attention"], "attention_chunk_size": 4}
+    | {"no_rope_layers": [1, 0], "intermediate_size_mlp": 48},
+    # Sparse attention: a top-k of the keys for each query.
+    "glm_moe_dsa": _MOE
+    | {
+        "num_key_value_heads": 4,
+        "head_dim": 4,
+        "index_topk": 4,
+        "index_n_heads": 2,
+        "index_head_dim": 8,
+        "n_routed_experts": 4,
+        "n_group": 1,
+        "topk_group": 1,
+        "moe_intermediate_size": 16,
+        "kv_lora_rank": 16,
+        "q_lora_rank": 16,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 4,
+        "v_head_dim": 8,
+    },
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "jamba": _MOE
     | _MAMBA
@@ -106,7 +141,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 @cache
 def tiny(family: str, attention: str | None = None, seed: int = 0) -> Any:
     """A model of the family with weights that make its attention anything but uniform."""
-    settings = COMMON | FAMILIES[family]
+    settings = COMMON | (FAMILIES | OUTSIDE)[family]
     config = AutoConfig.for_model(family, **{k: v for k, v in settings.items() if v is not None})
     with torch.random.fork_rng():
         torch.manual_seed(seed)

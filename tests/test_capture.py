@@ -8,7 +8,7 @@ import torch
 from families import FAMILIES, batch, reference, tiny
 from torch import nn
 
-from llmprobe import CaptureError, attention_layers, capture_attention
+from llmprobe import CaptureError, UnsupportedModelError, attention_layers, capture_attention
 
 WANTED = [0, 5, -1]
 
@@ -44,7 +44,8 @@ def test_stopping_early_with_few_positions_gives_the_same(family, at):
     for layer in captured:
         check_close(captured[layer], whole[layer][:, [0, 5, 11]])
     # Where the family allows it, only the wanted queries were computed in the deepest layer.
-    assert captured._narrow == attention_layers(model)[-1].interface
+    # (Llama 4 records router logits by default, and so has hooks of transformers on it.)
+    assert captured._narrow == attention_layers(model)[-1].interface or family == "llama4_text"
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -214,6 +215,46 @@ def test_a_hundred_captures_leave_memory_flat_and_no_hook():
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
+def test_a_forward_that_breaks_off_leaves_nothing_of_itself():
+    model, inputs = tiny("llama"), batch("llama", (6, 6))
+
+    def fail(module, args):
+        raise torch.OutOfMemoryError("on purpose")
+
+    with capture_attention(model, positions=-1) as captured:
+        handle = model.model.layers[1].register_forward_pre_hook(fail)
+        with pytest.raises(torch.OutOfMemoryError):
+            model(**inputs)
+        handle.remove()
+        model(**inputs)
+    assert {layer: len(captured[layer]) for layer in captured} == {0: 2, 1: 2}
+
+
+def test_sessions_may_be_left_in_any_order():
+    model, inputs = tiny("llama"), batch("llama", (12,))
+    first = capture_attention(model, positions=-1, stop=True, layers=0)
+    second = capture_attention(model, positions=-1, layers=0)
+    first.__enter__()
+    second.__enter__()
+    model(**inputs)
+    first.__exit__(None, None, None)
+    assert model(**inputs) is not None
+    second.__exit__(None, None, None)
+    assert len(second[0]) == 2
+    assert model.config._attn_implementation == "sdpa"
+    assert "forward" not in vars(model)
+
+
+def test_a_mask_of_another_shape_is_refused_where_positions_depend_on_it():
+    model, inputs = tiny("llama"), batch("llama", (6,))
+    square = torch.ones(1, 1, 6, 6, dtype=torch.bool).tril()
+    with (
+        pytest.raises(CaptureError, match=r"\(batch, tokens\)"),
+        capture_attention(model, positions=0),
+    ):
+        model(inputs["input_ids"], attention_mask=square)
+
+
 def test_silent_layers_and_positions_beyond_the_prompt_are_named():
     model, inputs = tiny("llama"), batch("llama", (5, 9), "left")
     with pytest.raises(CaptureError, match=r"layer 0, 1 did not run"), capture_attention(model):
@@ -239,7 +280,7 @@ def test_wrong_arguments_are_refused():
     model = tiny("llama")
     for wrong, said in [
         ({"at": "middle"}, "accepted: output, heads"),
-        ({"positions": []}, "got none"),
+        ({"positions": []}, "got \\[\\]"),
     ]:
         with pytest.raises(ValueError, match=said):
             capture_attention(model, **wrong)
@@ -254,13 +295,13 @@ def test_wrong_arguments_are_refused():
 
 
 def test_a_shared_module_that_runs_twice_is_refused():
-    model, inputs = tiny("llama", seed=3), batch("llama", (4,))
+    model = tiny("llama", seed=3)
     layers = model.model.layers
     kept = layers[1]
     layers[1] = layers[0]
     try:
-        with pytest.raises(CaptureError, match="more than once"), capture_attention(model):
-            model(**inputs)
+        with pytest.raises(UnsupportedModelError, match="more than once"):
+            capture_attention(model)
     finally:
         layers[1] = kept
 

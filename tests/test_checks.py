@@ -11,7 +11,10 @@ from llmprobe import check_capture
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_line_holds_in_every_family(family):
     report = check_capture(tiny(family), length=24)
-    assert report.passed, [line for line in report.checks if not line.passed]
+    failed = {line.name for line in report.checks if not line.passed}
+    # Sparse attention chooses its keys among the padding too: the check finds that out.
+    assert failed == ({"padding on the left changes nothing"} if family == "glm_moe_dsa" else set())
+    assert report.passed == (not failed)
     assert len(report.checks) == 9
 
 
@@ -40,6 +43,18 @@ def test_a_hook_that_changes_what_is_captured_is_found_out():
     found = failing(model)
     handle.remove()
     assert "projected heads equal the outputs" in found
+
+
+def test_nan_is_no_small_difference():
+    model = tiny("llama", seed=6)
+
+    def spoil(module, args, output):
+        return (output[0] * float("nan"), *output[1:])
+
+    handle = model.model.layers[1].self_attn.register_forward_hook(spoil)
+    found = failing(model)
+    handle.remove()
+    assert "padding on the left changes nothing" in found
 
 
 def test_the_mode_of_the_model_is_given_back():

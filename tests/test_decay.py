@@ -48,6 +48,8 @@ def test_features_that_do_not_vary_have_no_say():
     dead[2, 3] = 0
     np.testing.assert_allclose(typical_std(dead), typical_std(np.delete(std, 3, axis=1)))
     assert typical_std(np.zeros((5, 7))).tolist() == [0] * 5
+    std[2, 3] = np.nan
+    assert np.isnan(typical_std(std)).tolist() == [False, False, True, False, False]
 
 
 def test_an_exact_power_law_is_found_exactly():
@@ -85,7 +87,7 @@ def test_zero_variance_gives_nan_and_says_where():
     assert got.slope[0] == 0
     assert np.isnan(got.r2[0])  # a flat line explains nothing, there is nothing to explain
     assert np.isnan([got.slope[1], got.slope_low[1], got.r2[1]]).all()
-    assert got.reason.tolist() == ["", "zero variance at length 64"]
+    assert got.reason.tolist() == ["a constant: R² is undefined", "zero variance at length 64"]
     assert fit_decay(LENGTHS, np.full(5, np.nan)).reason == "no finite variance at length 16"
 
 
@@ -100,7 +102,7 @@ def test_zero_variance_in_a_replicate_leaves_the_slope_and_takes_the_interval():
 
 def test_one_group_or_none_gives_no_interval_and_says_so():
     for without in (None, np.ones((1, 5))):
-        got = fit_decay(LENGTHS, np.ones(5), without=without)
+        got = fit_decay(LENGTHS, np.arange(1.0, 6), without=without)
         assert np.isnan([got.slope_low, got.slope_high]).all()
         assert got.reason == "fewer than two groups: no interval"
 

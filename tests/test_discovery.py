@@ -1,5 +1,7 @@
 """Attention is found in every family, with its true shape, and refused where there is none."""
 
+import copy
+
 import pytest
 import torch
 from families import COMMON, FAMILIES, tiny
@@ -11,9 +13,9 @@ from llmprobe.discovery import choose_layers
 
 HYBRIDS = {"lfm2": [1], "jamba": [1, 3], "qwen3_next": [1]}
 SLIDING = {"gemma2": [0], "gemma3_text": [0], "cohere2": [0], "gpt_oss": [0], "gpt_neo": [1]}
-SLIDING |= {"mistral": [0, 1]}
+SLIDING |= {"mistral": [0, 1], "olmo3": [0], "llama4_text": [0]}
 MULTI_QUERY = ("falcon", "gpt_bigcode")
-OLD = ("bloom", "falcon", "mpt", "gptj", "codegen", "gpt_neo", "xglm")
+OLD = ("bloom", "falcon", "mpt", "gptj", "codegen", "gpt_neo", "xglm", "glm_moe_dsa")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -63,6 +65,32 @@ def test_encoder_decoders_and_attention_free_models_are_refused():
     )
     with pytest.raises(UnsupportedModelError, match=r"Mamba.*no attention"):
         attention_layers(mamba)
+
+
+@pytest.mark.parametrize(
+    ("family", "said"),
+    [
+        ("jetmoe", "JetMoeAttention.*does not end in an output projection"),
+        ("bert", "BertSelfAttention.*does not end in an output projection"),
+        ("diffllama", "DiffLlamaAttention.*more than once"),
+    ],
+)
+def test_modules_that_would_give_wrong_heads_are_refused_by_name(family, said):
+    with pytest.raises(UnsupportedModelError, match=said):
+        attention_layers(tiny(family))
+
+
+def test_layers_of_several_classes_stand_in_the_order_in_which_they_run():
+    layers = attention_layers(tiny("minimax"))
+    assert [layer.layer for layer in layers] == [0, 1, 2, 3]
+    assert [layer.type for layer in layers] == ["linear", "full"] * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_residual_is_told_from_the_output_in_any_precision_and_mode(dtype):
+    model = copy.deepcopy(tiny("bloom")).to(dtype).train()
+    assert all(layer.output == layer.projection for layer in attention_layers(model))
+    assert model.training
 
 
 def test_layers_are_chosen_by_number_from_the_end_and_by_slice():

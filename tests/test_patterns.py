@@ -1,10 +1,12 @@
 """Attention rows equal the whole matrix's, in every family, without making it where possible."""
 
+import copy
+
 import pytest
 import torch
 from families import FAMILIES, batch, reference, tiny
 
-from llmprobe import CaptureError, capture_rows
+from llmprobe import CaptureError, UnsupportedModelError, capture_rows
 from llmprobe.patterns import Rows
 
 
@@ -19,8 +21,8 @@ def test_rows_equal_the_whole_matrix(family):
     plain = model(**inputs, use_cache=False).logits
     with capture_rows(model, positions=[0, 5, -1], k=4, weights=True) as rows:
         logits = model(**inputs, use_cache=False).logits
-    # Falcon takes another path to show its weights at all; the others are not touched.
-    assert torch.equal(logits, plain) or family == "falcon"
+    # These take another path to show their weights at all; the others are not touched.
+    assert torch.equal(logits, plain) or family in ("falcon", "glm_moe_dsa")
     check_close(logits, plain)
     assert list(rows) == list(expected)
     for layer in rows:
@@ -97,6 +99,50 @@ def test_whole_matrices_are_only_made_where_they_fit(monkeypatch):
         model(**inputs)
     with capture_rows(tiny("llama")):
         tiny("llama")(**inputs)
+
+
+def test_linear_layers_and_foreign_attention_functions_have_no_rows():
+    from transformers import AttentionInterface
+
+    with (
+        pytest.raises(UnsupportedModelError, match=r"MiniMaxLightningAttention, linear"),
+        capture_rows(tiny("minimax")),
+    ):
+        pass
+    model = copy.deepcopy(tiny("llama"))
+    AttentionInterface.register("mine", AttentionInterface()["sdpa"])
+    model.config._attn_implementation = "mine"
+    with pytest.raises(UnsupportedModelError, match="'mine'"), capture_rows(model):
+        pass
+    assert model.config._attn_implementation == "mine"
+
+
+def test_rows_behind_a_cache_know_where_prompts_begin():
+    model, inputs = tiny("llama"), batch("llama", (5, 9), "left")
+    inputs.pop("position_ids")
+    with capture_rows(model, layers=0) as rows:
+        generated = model.generate(**inputs, max_new_tokens=2, do_sample=False)
+    for row, length in enumerate((5, 9)):
+        whole = generated[row, 9 - length : -1][None]
+        with capture_rows(model, layers=0) as alone:
+            model(whole)
+        check_close(rows[0].first[2 + row], alone[0].first[0])
+        check_close(rows[0].top[2 + row], alone[0].top[0])
+        assert torch.equal(rows[0].top_positions[2 + row], alone[0].top_positions[0])
+
+
+def test_masked_tokens_have_no_position():
+    with capture_rows(tiny("llama"), positions=0, k=4) as rows:
+        tiny("llama")(**batch("llama", (6,)))
+    assert rows[0].top_positions[0, 0].tolist() == [[0, -1, -1, -1]] * 4
+
+
+def test_whole_rows_of_several_lengths_are_not_joined():
+    with capture_rows(tiny("llama"), weights=True) as rows:
+        tiny("llama")(**batch("llama", (6,)))
+        tiny("llama")(**batch("llama", (9,)))
+    with pytest.raises(CaptureError, match="lengths 6, 9"):
+        _ = rows[0]
 
 
 def test_wrong_arguments_are_refused():

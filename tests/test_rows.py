@@ -3,6 +3,7 @@
 import pytest
 import torch
 from families import batch, tiny
+from transformers import AttentionInterface
 
 from llmprobe import UnsupportedModelError, attention_layers
 from llmprobe.rows import AttentionCall, listening, own_eager, uses_interface
@@ -100,14 +101,11 @@ def test_a_module_without_causal_order_gets_no_mask():
 
 
 def test_arguments_for_each_query_are_refused_by_name():
-    model, inputs = tiny("llama"), batch("llama", (6,))
-    seen = []
-    with listening(attention_of(model), seen.append):
-        model(**inputs, use_cache=False)
-    call = seen[0]
-    strange = AttentionCall(**vars(call) | {"options": {"position_bias": torch.zeros(1)}})
+    module = attention_of(tiny("llama"))[0]
+    attend = AttentionInterface()["llmprobe_sdpa"]
+    x = torch.zeros(1, 4, 6, 8)
     with pytest.raises(UnsupportedModelError, match=r"LlamaAttention.*position_bias"):
-        next(strange.rows(torch.tensor([[0]])))
+        attend(module, x, x, x, None, position_bias=torch.zeros(1))
 
 
 def test_modules_that_compute_attention_themselves_are_told_apart():

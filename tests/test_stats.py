@@ -249,6 +249,13 @@ def test_groups_total_and_leave_one_out():
         groups.update(data[:3], [0, 1])
 
 
+def test_groups_number_their_prompts_together():
+    values = np.array([[1.0], [5.0], [7.0], [9.0]])
+    groups = Groups(lambda: TopK(2)).update(values, torch.tensor([0, 1, 0, 1]))
+    assert sorted(groups.parts) == [0, 1]
+    assert groups.total().summary().prompts[:, 0].tolist() == [3, 2]
+
+
 def test_groups_merge_and_round_trip():
     data = normals(40)
     left = Groups(Moments).update(data[:20], [row // 8 for row in range(20)])

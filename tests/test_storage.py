@@ -81,6 +81,18 @@ def test_what_a_dead_process_left_is_cleared_and_a_begun_replacement_undone(tmp_
     assert sorted(tmp_path.iterdir()) == [alive, target]
 
 
+def test_what_belongs_to_a_longer_name_is_left_alone(tmp_path):
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    other = tmp_path / f".Llama-3.2-1B.{child.pid}.replaced"
+    other.mkdir()
+    write_folder(tmp_path / "Llama-3", write_result("new"))
+    assert other.is_dir()
+    (tmp_path / "link").symlink_to(tmp_path / "Llama-3")
+    with pytest.raises(ResultExistsError, match="is a link"):
+        write_folder(tmp_path / "link", write_result("new"), overwrite=True)
+
+
 KILLED = """
 import sys, itertools
 sys.path.insert(0, "tests")
