@@ -22,10 +22,11 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 demo: $(READY)
-	$(BIN)/llmprobe env
+	$(BIN)/llmprobe variance builtin --at heads --query fixed --lengths 16..4096 --overwrite
+	@echo "The figure: runs/variance-builtin/variance.png"
 
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow

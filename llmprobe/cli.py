@@ -8,6 +8,7 @@ import json
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -360,10 +361,12 @@ def _check_target(target: Path, overwrite: bool) -> None:
     if target.exists() and not overwrite:
         raise ValueError(f"{target} is already there; use --overwrite or another --output")
     above = next(parent for parent in target.absolute().parents if parent.exists())
-    if not above.is_dir() or not os.access(above, os.W_OK):
+    try:
+        Path(tempfile.mkdtemp(prefix=".llmprobe-", dir=above)).rmdir()
+    except OSError as error:
         raise ValueError(
-            f"{target} cannot be written: {above} is not a folder that can be written to"
-        )
+            f"{target} cannot be written ({error.strerror}); use another --output"
+        ) from None
 
 
 def main() -> None:

@@ -39,14 +39,16 @@ def typical_std(std: ArrayLike) -> Array:
 
     Its decay is the mean over features of each feature's own slope. A median would serve the eye
     as well, but a jackknife of a median has intervals that are several times too wide. Features
-    that do not vary at some length have no slope and are left out; zero where none is left.
+    that do not vary at some length, or have no finite values there, have no slope and are left
+    out; where none is left, it is zero or NaN.
     """
     values = np.asarray(std, dtype=np.float64)
-    # NaN is not zero: it goes on to be told apart from a feature that does not vary.
-    varies = ((values > 0) | np.isnan(values)).all(axis=-2, keepdims=True)
+    varies = (values > 0).all(axis=-2, keepdims=True)
     logs = np.log(np.where(varies, values, 1.0))
     n_varying = varies.sum(axis=-1)
-    return np.where(n_varying > 0, np.exp(logs.sum(axis=-1) / np.maximum(n_varying, 1)), 0.0)
+    hopeless = np.asarray(np.isnan(values).any(axis=(-2, -1)))[..., None]
+    nothing = np.where(hopeless, np.nan, 0.0)
+    return np.where(n_varying > 0, np.exp(logs.sum(axis=-1) / np.maximum(n_varying, 1)), nothing)
 
 
 def fit_decay(

@@ -258,19 +258,22 @@ def _observe(
         note.hidden_size = x.shape[-1]
         projected = note.projected
         if projected is not None and projected.shape == x.shape:
-            note.returns_projected = torch.equal(x, projected)
+            note.returns_projected = _same(x, projected)
             note.adds_residual = not note.returns_projected and any(
-                given.shape == x.shape and torch.equal(given + projected, x)
+                given.shape == x.shape and _same(given + projected, x)
                 for given in _tensors(args, kwargs)
             )
 
     with ExitStack() as stack:
         for module in attention:
-            stack.callback(module.register_forward_hook(after, with_kwargs=True).remove)
+            # First in line: hooks of others may change what the module returned.
+            handle = module.register_forward_hook(after, with_kwargs=True, prepend=True)
+            stack.callback(handle.remove)
             for child in module.children():
                 if any(parameter.ndim >= 2 for parameter in child.parameters()):
                     hook = watch(seen[id(module)])
-                    stack.callback(child.register_forward_hook(hook, with_kwargs=True).remove)
+                    handle = child.register_forward_hook(hook, with_kwargs=True, prepend=True)
+                    stack.callback(handle.remove)
         stack.enter_context(listening(listened, listen))
         _run(model)
     return seen
@@ -344,6 +347,10 @@ def _type(
 
 def _tensors(args: Any, kwargs: Any) -> list[Tensor]:
     return [item for item in (*args, *kwargs.values()) if isinstance(item, Tensor)]
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
 
 
 def first_tensor(output: Any) -> Tensor:

@@ -8,6 +8,7 @@ features by the median and the quartiles (Figure 1 of the paper). Over features:
 of one output vector, as LayerNorm sees them, averaged over prompts (Figure 3).
 """
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -162,7 +163,7 @@ def _summarize(
         sizes = list(tallies[0].outputs[layer.layer].sizes().values())
         row = _columns(mean, std, across, component, ready.lengths.index(reference))
         row |= _decay(ready.lengths, typical_std(std), np.array(without), sizes)
-        row["n_prompts"] = count.min(axis=-1)
+        row["n_prompts"] = count.max(axis=-1)
         row["nonfinite"] = _by_series(total, "nonfinite", heads).sum(axis=(1, 2))
         row["layer"] = np.full(len(std), layer.layer)
         row["head"] = np.arange(len(std)) if heads else np.array([-1])
@@ -170,12 +171,10 @@ def _summarize(
             columns.setdefault(name, []).append(values)
     series = {name: np.concatenate(values) for name, values in columns.items()}
     kinds = [x.type for x in ready.layers for _ in range(x.n_heads if heads else 1)]
-    warnings = ready.warnings
+    notes = ready.warnings
     if series["nonfinite"].any():
         bad = sorted(set(series["layer"][series["nonfinite"] > 0].tolist()))
-        warnings += (
-            f"NaN or infinity in layer {', '.join(map(str, bad))}, left out of statistics",
-        )
+        notes += (f"NaN or infinity in layer {', '.join(map(str, bad))}, left out of statistics",)
     return VarianceResult(
         provenance=ready.provenance,
         at=at,
@@ -183,7 +182,7 @@ def _summarize(
         lengths=ready.lengths,
         reference=reference,
         layer_type=tuple(kinds),
-        warnings=warnings,
+        warnings=notes,
         accuracy=_accuracy(ready),
         features=np.arange(min(_N_FEATURES, _feature_values(ready, tallies, heads).shape[2])),
         feature_values=_feature_values(ready, tallies, heads),
@@ -200,11 +199,13 @@ def _by_series(summaries: Sequence[Any], name: str, heads: bool) -> NDArray[Any]
 def _columns(
     mean: NDArray[Any], std: NDArray[Any], across: NDArray[Any], component: int, at_reference: int
 ) -> dict[str, NDArray[Any]]:
-    q25, q50, q75 = np.quantile(std, [0.25, 0.5, 0.75], axis=-1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # where nothing is finite, NaN is right
+        q25, q50, q75 = np.nanquantile(std, [0.25, 0.5, 0.75], axis=-1)
     global_mean, global_variance = across[..., 0], across[..., 1]
     reference = slice(at_reference, at_reference + 1)
-    distance = np.linalg.norm(mean - mean[:, reference], axis=-1)
-    scale = np.sqrt((std[:, reference] ** 2).sum(axis=-1))
+    distance = np.sqrt(np.nansum((mean - mean[:, reference]) ** 2, axis=-1))
+    scale = np.sqrt(np.nansum(std[:, reference] ** 2, axis=-1))
     with np.errstate(divide="ignore", invalid="ignore"):  # a constant reference has no unit
         return {
             "component_std": std[..., component],

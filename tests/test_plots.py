@@ -13,7 +13,7 @@ def lines(ax):
 def test_decay_draws_every_series_of_the_frame(variance_result):
     ax = variance_result.plot()
     assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
-    line = lines(ax)["layer 1 head 2"]
+    line = lines(ax)["layer 1 head 2 (-0.50)"]
     assert line.get_xdata().tolist() == [16, 64, 256]
     np.testing.assert_array_equal(line.get_ydata(), variance_result.std_median[5])
     assert "64 prompts" in ax.get_ylabel()

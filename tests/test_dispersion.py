@@ -1,0 +1,58 @@
+"""The attention probe equals brute force, and its prediction is the law for dispersing heads."""
+
+import brute
+import numpy as np
+import pytest
+from families import batch, reference, tiny
+from test_probing import no_positions
+
+from llmprobe import probe_attention
+from llmprobe.prompts import make_prompts
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_oss", "bloom"])
+def test_rows_by_length_equal_whole_matrices(family):
+    model, lengths = tiny(family), (4, 9, 12)
+    result = probe_attention(model, lengths, layers=None, samples=6)
+    prompts = make_prompts("random", n_prompts=6, lengths=lengths, vocab_size=97)
+    inputs = batch(family, (12,) * 6) | {"input_ids": prompts.batch(range(6), 12)}
+    weights = reference(family, inputs).weights
+    for series, (layer, head) in enumerate(zip(result.layer, result.head, strict=True)):
+        for column, length in enumerate(lengths):
+            rows = weights[int(layer)][:, head, length - 1, :length].double().numpy()
+            entropy = -(rows * np.log(rows.clip(1e-300))).sum(axis=1)
+            at = series, column
+            assert result.entropy[at] == pytest.approx(entropy.mean(), rel=1e-4)
+            assert result.entropy_std[at] == pytest.approx(entropy.std(ddof=1), rel=1e-3)
+            assert result.effective[at] == pytest.approx((1 / (rows**2).sum(1)).mean(), rel=1e-4)
+            assert result.first[at] == pytest.approx(rows[:, 0].mean(), rel=1e-4)
+            assert result.mass[at] == pytest.approx(rows.sum(1).mean(), rel=1e-4)
+            largest = np.sort(rows, axis=1)[:, ::-1]
+            np.testing.assert_allclose(result.top[series, column, :, :4], largest[:, :4], atol=1e-5)
+    x = brute.gather(model, prompts, lengths, "heads", left_padded=False)
+    measured = x.reshape(6, 3, -1, 8).var(axis=0, ddof=1).mean(axis=-1).T
+    np.testing.assert_allclose(result.measured_variance, measured, rtol=1e-4)
+    if family == "bloom":  # does not show its values
+        assert np.isnan(result.predicted_variance).all()
+
+
+def test_dispersion_alone_predicts_the_variance_of_heads_that_disperse():
+    result = probe_attention(no_positions(), "32..512", query="fixed", samples=256)
+    ratio = result.measured_variance / result.predicted_variance
+    assert (np.abs(ratio - 1) < 0.15).all(), ratio
+    # Nearly uniform attention: as many effective tokens as there are.
+    np.testing.assert_allclose(result.effective, np.tile(result.lengths, (4, 1)), rtol=0.05)
+
+
+def test_the_table_and_the_figures_of_an_attention_result(tmp_path):
+    result = probe_attention(tiny("llama"), (4, 8), samples=6)
+    assert list(result.to_frame().columns)[:5] == [
+        "layer",
+        "head",
+        "length",
+        "n_prompts",
+        "entropy",
+    ]
+    for kind in result.plots:
+        result.save_figure(tmp_path / f"{kind}.png", kind)
+        assert (tmp_path / f"{kind}.png").stat().st_size > 5000

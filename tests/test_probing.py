@@ -1,0 +1,164 @@
+"""The variance probe equals brute force, and finds the law that Proposition 1 promises."""
+
+import brute
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT
+from families import tiny
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from llmprobe import fit_decay, load_model, probe_variance
+from llmprobe.prompts import make_prompts
+from llmprobe.texts import read_text
+
+DATA = ROOT.parent / "shared" / "data"
+STORIES = DATA / "stories260K"
+needs_data = pytest.mark.skipif(not STORIES.is_dir(), reason="the shared data are not here")
+
+
+def check_columns(result, expected, rtol):
+    for name, values in expected.items():
+        np.testing.assert_allclose(
+            getattr(result, name), values, rtol=rtol, atol=1e-14, err_msg=name
+        )
+
+
+@pytest.mark.parametrize("at", ["output", "heads"])
+@pytest.mark.parametrize("query", ["free", "fixed"])
+@pytest.mark.parametrize("family", ["llama", "gemma2", "bloom"])
+def test_every_number_equals_brute_force_on_a_tiny_model(family, at, query):
+    model, lengths = tiny(family).double(), (4, 9, 24)
+    try:
+        result = probe_variance(
+            model, lengths, layers=None, at=at, samples=20, query=query, component=3, reference=9
+        )
+        prompts = make_prompts("random", n_prompts=20, lengths=lengths, vocab_size=97, query=query)
+        x = brute.gather(model, prompts, lengths, at, left_padded=False)
+    finally:
+        model.float()
+    # Eager functions compute their softmax in float32 even then.
+    check_columns(result, brute.statistics(x, 3, 1), rtol=1e-9 if family == "llama" else 1e-3)
+    assert result.provenance.prompts_hash == prompts.digest()
+
+
+@needs_data
+@pytest.mark.parametrize("at", ["output", "heads"])
+@pytest.mark.parametrize("query", ["free", "fixed"])
+@pytest.mark.parametrize("kind", ["random", "text"])
+def test_every_number_equals_brute_force_on_a_real_model(kind, query, at):
+    loaded = load_model(STORIES, dtype="float64")
+    text = DATA / "gutenberg" / "pride_and_prejudice_1342-0.txt" if kind == "text" else None
+    result = probe_variance(
+        loaded, "16..512", layers=None, at=at, prompts=kind, text=text, query=query, samples=8
+    )
+    prompts = make_prompts(
+        kind,
+        n_prompts=8,
+        lengths=result.lengths,
+        tokenizer=loaded.tokenizer,
+        vocab_size=loaded.vocab_size,
+        bos_token_id=loaded.bos_token_id,
+        text=text and read_text(text),
+        query=query,
+    )
+    # With text, the reference runs all lengths of a prompt in one batch, padded on the left.
+    x = brute.gather(loaded.model, prompts, result.lengths, at, left_padded=kind == "text")
+    check_columns(result, brute.statistics(x, 0, 0), rtol=1e-6)
+
+
+def test_kept_values_of_features_are_those_of_the_first_prompts():
+    model, lengths = tiny("llama"), (4, 9)
+    result = probe_variance(model, lengths, layers=[0, 1], at="heads", samples=20)
+    prompts = make_prompts("random", n_prompts=20, lengths=lengths, vocab_size=97)
+    x = brute.gather(model, prompts, lengths, "heads", left_padded=False)
+    expected = x.transpose(2, 3, 1, 4, 0).reshape(8, 2, 8, 20)[:, :, :5]
+    np.testing.assert_allclose(result.feature_values, expected, atol=1e-5)
+
+
+def no_positions(n_heads=4, size=8, seed=0):
+    """A Llama without positions that matter, whose logits are small: Proposition 1's setting."""
+    config = LlamaConfig(
+        vocab_size=211,
+        hidden_size=n_heads * size,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=n_heads,
+        num_key_value_heads=n_heads,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e30},
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = LlamaForCausalLM(config).eval()
+        model.model.layers[0].self_attn.q_proj.weight.data *= 0.1
+    model.model.rotary_emb.inv_freq.zero_()
+    return model
+
+
+def test_proposition_1_slope_is_minus_one_half_within_its_interval():
+    result = probe_variance(
+        no_positions(), "16..1024", at="heads", query="fixed", samples=256, batch_tokens=65536
+    )
+    assert ((result.slope_low <= -0.5) & (result.slope_high >= -0.5)).all()
+    assert (np.abs(result.slope + 0.5) < 0.03).all()
+    assert (result.r2 > 0.98).all()
+    assert "4 of them near the N^-0.50" in result.reading()
+
+
+def test_the_interval_of_a_probe_covers_the_true_slope():
+    """The query is the same in all prompts: of N tokens N − 1 vary, each with a weight of 1/N."""
+    model, lengths = no_positions(n_heads=8, size=4, seed=1), (16, 32, 64, 128)
+    truth = fit_decay(lengths, [(n - 1) ** 0.5 / n for n in lengths]).slope
+    covered = []
+    for seed in range(50):  # of eight heads each: 400 cases
+        found = probe_variance(
+            model, lengths, at="heads", query="fixed", samples=64, seed=seed, batch_tokens=65536
+        )
+        covered += ((found.slope_low <= truth) & (truth <= found.slope_high)).tolist()
+    assert len(covered) == 400
+    assert 0.92 <= np.mean(covered) <= 0.98, np.mean(covered)
+
+
+def test_nonfinite_outputs_are_counted_and_the_rest_goes_on():
+    model = tiny("llama", seed=8)
+
+    def spoil(module, args, output):
+        changed = output[0].clone()
+        changed[0, -1, 3] = float("nan")
+        return (changed, *output[1:])
+
+    handle = model.model.layers[0].self_attn.register_forward_hook(spoil)
+    result = probe_variance(model, (4, 8), samples=20, batch_tokens=8)
+    handle.remove()
+    assert result.nonfinite.tolist() == [20]
+    assert np.isfinite(result.std_median).all()
+    assert any("NaN or infinity in layer 0" in warning for warning in result.warnings)
+
+
+def test_dictionaries_come_with_the_share_of_right_answers():
+    loaded = load_model("builtin")
+    result = probe_variance(loaded, "32,64", prompts="dictionary", samples=4)
+    assert len(result.accuracy) == 2
+    assert all(0 <= share <= 1 for share in result.accuracy)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"at": "middle"}, "accepted: output, heads"),
+        ({"samples": 1}, "needs 2 or more"),
+        ({"component": 10**6}, "accepted: 0 to 31"),
+        ({"component": 8, "at": "heads"}, "accepted: 0 to 7"),
+        ({"reference": 5}, "accepted: one of"),
+        ({"layers": 99}, "no attention layer 99"),
+        ({"query": "both"}, "query"),
+        ({"prompts": "poems"}, "accepted"),
+        ({"prompts": "text"}, "needs"),
+        ({"bos": "maybe"}, "accepted: auto, yes, no"),
+        ({"text": "a", "dataset": "b"}, "only one"),
+        ({"batch_tokens": -1}, "batch-tokens"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_runs(options, said):
+    with pytest.raises(ValueError, match=said):
+        probe_variance(tiny("llama"), (4, 8), **options)

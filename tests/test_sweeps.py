@@ -1,0 +1,152 @@
+"""A sweep gives the same numbers however it is cut: in one pass or many, in batches, in chunks."""
+
+import copy
+
+import pytest
+import torch
+from families import tiny
+
+from llmprobe import OutOfMemoryError, attention_layers, capture_attention
+from llmprobe.prompts import make_prompts
+from llmprobe.sweeps import plan_sweep, prefixes_agree, run_sweep
+
+LENGTHS = (4, 8, 24, 100)
+
+
+def prompts_for(query="free", n=5):
+    return make_prompts("random", n_prompts=n, lengths=LENGTHS, vocab_size=97, query=query)
+
+
+def sweep(model, prompts, *, one_pass=True, batch_tokens=256, chunk=None):
+    """Everything that a sweep captures, by layer, length and prompt."""
+    layers = attention_layers(model)
+    plan = plan_sweep(
+        model,
+        layers,
+        LENGTHS,
+        n_prompts=prompts.n_prompts,
+        one_pass=one_pass,
+        batch_tokens=batch_tokens,
+        chunk=chunk,
+    )
+    found, done = {}, []
+
+    def observe(positions):
+        return capture_attention(model, None, positions, stop=True)
+
+    def consume(indices, lengths, parts):
+        for layer in layers:
+            x = torch.cat([part[layer.layer] for part in parts], dim=1)
+            for row, index in enumerate(indices):
+                for column, length in enumerate(lengths):
+                    key = layer.layer, length, index
+                    assert key not in found
+                    found[key] = x[row, column]
+
+    with torch.inference_mode():
+        run_sweep(model, prompts, plan, observe=observe, consume=consume, advance=done.append)
+    assert sum(done) == plan.n_tokens
+    return found
+
+
+def check_same(a, b):
+    assert a.keys() == b.keys()
+    for key in a:
+        torch.testing.assert_close(a[key], b[key], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "mistral", "bloom", "gpt_oss"])
+def test_one_pass_equals_a_pass_a_length(family):
+    model, prompts = tiny(family), prompts_for()
+    assert prefixes_agree(model, prompts, LENGTHS, attention_layers(model))
+    check_same(sweep(model, prompts), sweep(model, prompts, one_pass=False))
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 100, 250, 10_000])
+def test_the_size_of_batches_changes_nothing(batch_tokens):
+    model, prompts = tiny("llama"), prompts_for()
+    check_same(sweep(model, prompts), sweep(model, prompts, batch_tokens=batch_tokens))
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "gpt_oss", "deepseek_v3"])
+@pytest.mark.parametrize("chunk", [7, 24, 64, 100])
+def test_chunks_over_a_cache_change_nothing(family, chunk):
+    model, prompts = tiny(family), prompts_for(n=2)
+    check_same(sweep(model, prompts), sweep(model, prompts, chunk=chunk))
+
+
+def test_a_model_whose_short_prompts_differ_is_found_out():
+    model, prompts = tiny("llama"), prompts_for()
+
+    def spread(module, args, output):
+        return output + output.mean(dim=1, keepdim=True)
+
+    handle = model.model.layers[0].input_layernorm.register_forward_hook(spread)
+    agree = prefixes_agree(model, prompts, LENGTHS, attention_layers(model))
+    handle.remove()
+    assert not agree
+
+
+def limit_memory(model, limit):
+    """Have the model run out of memory for more tokens than that in one forward."""
+
+    def check(module, args, kwargs):
+        tokens = args[0] if args else kwargs["input_ids"]
+        if tokens.numel() > limit:
+            raise torch.OutOfMemoryError("on purpose")
+
+    return model.register_forward_pre_hook(check, with_kwargs=True)
+
+
+@pytest.mark.parametrize("limit", [300, 100, 70])
+def test_where_memory_runs_out_batches_are_halved_and_then_chunked(limit, monkeypatch):
+    monkeypatch.setattr("llmprobe.sweeps._SMALLEST_CHUNK", 8)
+    model, prompts = copy.deepcopy(tiny("llama")), prompts_for()
+    whole = sweep(model, prompts, batch_tokens=500)
+    handle = limit_memory(model, limit)
+    backed_off = sweep(model, prompts, batch_tokens=500)
+    handle.remove()
+    check_same(whole, backed_off)
+
+
+def test_what_fits_in_no_way_is_said_with_its_length_and_the_levers():
+    model, prompts = copy.deepcopy(tiny("llama")), prompts_for()
+    handle = limit_memory(model, 20)
+    with pytest.raises(OutOfMemoryError, match=r"100 tokens.*--lengths.*--dtype"):
+        sweep(model, prompts)
+    handle.remove()
+
+
+def test_other_errors_are_not_taken_for_a_lack_of_memory():
+    model, prompts = copy.deepcopy(tiny("llama")), prompts_for()
+
+    def fail(module, args):
+        raise RuntimeError("something else")
+
+    handle = model.register_forward_pre_hook(fail)
+    with pytest.raises(RuntimeError, match="something else"):
+        sweep(model, prompts)
+    handle.remove()
+
+
+def test_a_plan_counts_tokens_and_grows_with_what_is_asked():
+    model = tiny("llama")
+    layers = attention_layers(model)
+
+    def plan(chosen=layers, lengths=LENGTHS, n_prompts=8, **options):
+        defaults = {"one_pass": True, "batch_tokens": 256, "chunk": None}
+        return plan_sweep(model, chosen, lengths, n_prompts=n_prompts, **defaults | options)
+
+    assert plan().n_tokens == 8 * 100
+    assert plan(one_pass=False).n_tokens == 8 * sum(LENGTHS)
+    assert plan().passes() == [LENGTHS]
+    assert plan(one_pass=False).passes() == [(4,), (8,), (24,), (100,)]
+    assert plan(layers[:1]).flops < plan().flops < plan(n_prompts=16).flops
+    assert plan(batch_tokens=100).memory < plan(batch_tokens=400).memory
+    assert "one pass for all lengths" in plan().describe()
+    # Layer 0 alone: four projections of its attention, each token meets them once.
+    weights = sum(p.numel() for p in model.model.layers[0].self_attn.parameters())
+    assert plan(layers[:1]).flops == 2 * weights * 8 * 100
+    for wrong in ({"batch_tokens": 0}, {"chunk": 0}):
+        with pytest.raises(ValueError, match="accepted: 1 or more"):
+            plan(**wrong)
