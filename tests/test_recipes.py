@@ -1,0 +1,57 @@
+"""Recipes are short, say what they found, and run."""
+
+import ast
+import importlib.util
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+
+from llmprobe import load_model
+
+RECIPES = sorted((ROOT / "recipes").glob("*.py"))
+BOOKS = ROOT.parent / "shared" / "data" / "gutenberg"
+needs_books = pytest.mark.skipif(not BOOKS.is_dir(), reason="the shared data are not here")
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_a_recipe_is_short_and_states_question_expectation_and_finding(recipe):
+    text = recipe.read_text()
+    assert text.count("\n") <= 120
+    docstring = ast.get_docstring(ast.parse(text))
+    assert all(word in docstring for word in ("Question:", "Expected:", "Measured:"))
+
+
+def test_the_builtin_model_is_small_and_loads_like_any_other():
+    folder = ROOT / "llmprobe" / "builtin"
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 5_000_000
+    loaded = load_model("builtin")
+    assert (loaded.context_length, loaded.adds_bos, loaded.dtype) == (256, True, "float32")
+    assert 1_000_000 < sum(p.numel() for p in loaded.model.parameters()) < 2_000_000
+    text = "It was a bright morning.\nHe smiled."
+    assert loaded.tokenizer.decode(loaded.tokenizer(text).input_ids[1:]) == text
+
+
+@pytest.mark.slow
+@needs_books
+def test_the_builtin_model_has_the_loss_that_its_card_states():
+    path = ROOT / "recipes" / "train_builtin_model.py"
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    recipe = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(recipe)
+    _, (train, tune, held) = recipe.load_corpus(BOOKS, None)
+    loss = recipe.model_loss(load_model("builtin").model, held)
+    _, _, trigram = recipe.ngram_losses(train, tune, held)
+    assert loss == pytest.approx(3.656, abs=0.002)
+    assert trigram == pytest.approx(4.115, abs=0.002)
+    assert loss < trigram - 0.4
+
+
+@pytest.mark.slow
+@needs_books
+def test_the_builtin_model_can_be_trained_anew(tmp_path):
+    script = ROOT / "recipes" / "train_builtin_model.py"
+    command = [sys.executable, script, "--texts", BOOKS, "--output", tmp_path, "--scale", "quick"]
+    subprocess.run(command, check=True, capture_output=True)
+    assert load_model(tmp_path).context_length == 256
