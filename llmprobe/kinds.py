@@ -59,8 +59,10 @@ class SeriesResult(Result, kind=""):
             raise ValueError("a result needs a series and a length")
         if not all(isinstance(length, int) and length > 0 for length in self.lengths):
             raise ValueError(f"lengths are {self.lengths!r}, accepted: positive whole numbers")
-        if not all(isinstance(word, str) for word in (*self.layer_type, *self.warnings)):
-            raise ValueError("layer_type and warnings need words")
+        if not all(isinstance(word, str) for word in self.warnings):
+            raise ValueError("warnings need words")
+        if not set(self.layer_type) <= {"full", "sliding", "linear"}:
+            raise ValueError(f"layer_type is {self.layer_type!r}, accepted: full, sliding, linear")
         for name in ("layer", "head"):
             check_shape(name, getattr(self, name), (series,))
         for name in ("n_prompts", *self.by_length):
@@ -218,8 +220,13 @@ class VarianceResult(SeriesResult, kind="variance"):
         from llmprobe import plots
 
         if kind == "decay":
-            frame, slopes = self.to_frame(), [float(slope) for slope in self.slope]
-            return plots.draw_decay(frame, component=self.component, slopes=slopes, ax=ax)
+            return plots.draw_decay(
+                self.to_frame(),
+                component=self.component,
+                slopes=[float(slope) for slope in self.slope],
+                types=self.layer_type,
+                ax=ax,
+            )
         if kind == "heads":
             return plots.draw_slopes(self.decay_frame(), ax=ax)
         if kind == "drift":

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 COLUMN_WIDTH = 3.5
 """Inches: one column of a two-column paper."""
 _MAX_LABELED = 9
+_LINES = {"full": "-", "sliding": "-.", "linear": (0, (1, 1))}
 
 _STYLE = {
     "font.size": 8,
@@ -47,23 +48,26 @@ def draw_decay(
     *,
     component: int | None = None,
     slopes: Sequence[float] | None = None,
+    types: Sequence[str] | None = None,
     ax: Axes | None = None,
-    by: str = "series",
 ) -> Axes:
     """Standard deviation over prompts against length, log-log (Figure 1 of the paper).
 
     `frame` has the columns of `VarianceResult.to_frame()`. For each series the median over features
     with its quartile band, and the chosen feature dashed; the gray line falls with slope −1/2, the
-    rate of attention that disperses. `slopes` stand in the legend. A column named by `by` names the
-    series where there is one.
+    rate of attention that disperses. `slopes` and `types` (full, sliding, linear), one for each
+    series, stand in the legend; lines of other types than full are broken.
     """
     with _axes(ax, legend=True) as ax:
-        series = _series(frame, by)
-        if slopes is not None:
-            named = zip(series.items(), slopes, strict=True)
-            series = {f"{name} ({slope:+.2f})": part for (name, part), slope in named}
-        for (name, part), color in zip(series.items(), _palette(len(series)), strict=False):
-            ax.plot(part.length, part.std_median, color=color, label=name)
+        series = _series(frame)
+        kinds = types or ["full"] * len(series)
+        for number, ((name, part), color) in enumerate(
+            zip(series.items(), _palette(len(series)), strict=False)
+        ):
+            kind = kinds[number]
+            label = name if kind == "full" else f"{name}, {kind}"
+            label += "" if slopes is None else f" ({slopes[number]:+.2f})"
+            ax.plot(part.length, part.std_median, color=color, ls=_LINES[kind], label=label)
             ax.fill_between(part.length, part.std_q25, part.std_q75, color=color, alpha=0.15, lw=0)
             if component is not None and len(series) <= _MAX_LABELED:
                 ax.plot(part.length, part.component_std, color=color, lw=0.8, ls="--")
@@ -223,9 +227,7 @@ def series_name(layer: Any, head: Any) -> str:
     return f"layer {layer}" if pd.isna(head) else f"layer {layer} head {head}"
 
 
-def _series(frame: pd.DataFrame, by: str = "series") -> Mapping[str, pd.DataFrame]:
-    if by in frame:
-        return {str(name): part for name, part in frame.groupby(by, sort=False)}
+def _series(frame: pd.DataFrame) -> Mapping[str, pd.DataFrame]:
     groups = frame.groupby(["layer", "head"], dropna=False, sort=False)
     return {series_name(*key): part for key, part in groups}
 

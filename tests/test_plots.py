@@ -1,5 +1,7 @@
 """Figures draw the frame's own numbers; the tests read the artists, not the pixels."""
 
+import dataclasses
+
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
@@ -31,6 +33,28 @@ def test_a_figure_goes_into_the_axes_given_and_changes_no_setting(variance_resul
     _, ax = plt.subplots()
     assert variance_result.plot(ax=ax) is ax
     assert dict(plt.rcParams) == before
+
+
+def test_layers_of_other_types_are_kept_apart(variance_result):
+    mixed = dataclasses.replace(variance_result, layer_type=("full",) * 3 + ("sliding",) * 3)
+    drawn = lines(mixed.plot())
+    assert drawn["layer 0 head 0 (-0.50)"].get_linestyle() == "-"
+    assert drawn["layer 1 head 0, sliding (-0.50)"].get_linestyle() == "-."
+
+
+def test_slopes_drift_and_features_draw_their_own_numbers(variance_result):
+    heat = variance_result.plot("heads").collections[0]
+    np.testing.assert_array_equal(heat.get_array().ravel(), variance_result.slope)
+    drift, variance = variance_result.plot("drift")
+    np.testing.assert_array_equal(
+        lines(drift)["layer 0 head 1"].get_ydata(), variance_result.mean_drift[1]
+    )
+    np.testing.assert_array_equal(
+        lines(variance)["layer 0 head 1"].get_ydata(), variance_result.global_variance[1]
+    )
+    features = variance_result.plot("features")
+    assert [text.get_text() for text in features.get_legend().get_texts()] == list("01234")
+    assert len(features.collections) == 5 * 3
 
 
 def test_many_series_get_colors_of_their_own():
