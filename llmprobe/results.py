@@ -13,6 +13,7 @@ import json
 import math
 import os
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -74,7 +75,7 @@ class Provenance:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Result:
+class Result(ABC):
     """Base of all results. A kind is a frozen dataclass.
 
     Its array fields go to `arrays.npz`, its other fields to `result.json`. `__post_init__` of the
@@ -102,16 +103,17 @@ class Result:
                 frozen.setflags(write=False)
                 object.__setattr__(self, field.name, frozen)
 
+    @abstractmethod
     def to_frame(self) -> "pd.DataFrame":
         """The numbers as a tidy table; its columns are public."""
-        raise NotImplementedError  # pragma: no cover
 
+    @abstractmethod
     def headline(self) -> str:
         """The result in one line."""
-        raise NotImplementedError  # pragma: no cover
 
+    @abstractmethod
     def _draw(self, kind: str, ax: Any) -> Any:
-        raise NotImplementedError  # pragma: no cover
+        """Draw one of `plots`."""
 
     def plot(self, kind: str | None = None, *, ax: Any = None) -> Any:
         """Draw one of `plots` into `ax` or a new figure; nothing is shown or saved.

@@ -24,6 +24,19 @@ COMMON = {
     "eos_token_id": 2,
 }
 _MOE: dict[str, Any] = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
+_LATENT: dict[str, Any] = _MOE | {
+    "num_key_value_heads": 4,
+    "head_dim": 4,
+    "n_routed_experts": 4,
+    "n_group": 1,
+    "topk_group": 1,
+    "moe_intermediate_size": 16,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+}
 _SLIDING: dict[str, Any] = {
     "sliding_window": 4,
     "layer_types": ["sliding_attention", "full_attention"],
@@ -75,21 +88,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "cohere2": _SLIDING,
     "stablelm": {},
     "starcoder2": {},
-    "deepseek_v3": _MOE
-    | {
-        "num_key_value_heads": 4,
-        "head_dim": 4,
-        "n_routed_experts": 4,
-        "n_group": 1,
-        "topk_group": 1,
-        "moe_intermediate_size": 16,
-        "kv_lora_rank": 16,
-        "q_lora_rank": 16,
-        "qk_nope_head_dim": 8,
-        "qk_rope_head_dim": 4,
-        "v_head_dim": 8,
-        "first_k_dense_replace": 1,
-    },
+    "deepseek_v3": _LATENT | {"first_k_dense_replace": 1},
     "gpt_oss": _SLIDING | _MOE,
     "granite": {},
     "glm4": {},
@@ -103,23 +102,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     | {"layer_types": ["chunked_attention", "full_attention"], "attention_chunk_size": 4}
     | {"no_rope_layers": [1, 0], "intermediate_size_mlp": 48},
     # Sparse attention: a top-k of the keys for each query.
-    "glm_moe_dsa": _MOE
-    | {
-        "num_key_value_heads": 4,
-        "head_dim": 4,
-        "index_topk": 4,
-        "index_n_heads": 2,
-        "index_head_dim": 8,
-        "n_routed_experts": 4,
-        "n_group": 1,
-        "topk_group": 1,
-        "moe_intermediate_size": 16,
-        "kv_lora_rank": 16,
-        "q_lora_rank": 16,
-        "qk_nope_head_dim": 8,
-        "qk_rope_head_dim": 4,
-        "v_head_dim": 8,
-    },
+    "glm_moe_dsa": _LATENT | {"index_topk": 4, "index_n_heads": 2, "index_head_dim": 8},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "jamba": _MOE
     | _MAMBA
