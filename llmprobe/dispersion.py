@@ -159,7 +159,7 @@ class _Tally:
                 moments.update(x)
         for row, index in enumerate(indices):
             if index < _N_EXAMPLES:
-                self.top[layer][index] = seen.rows.top[row].float()
+                self.top[layer][index] = seen.rows.top[row].to(torch.float32, copy=True)
 
 
 def _summarize(ready: Prepared, tallies: list[_Tally]) -> AttentionResult:

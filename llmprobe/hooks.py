@@ -66,7 +66,7 @@ class Session(Mapping[int, T], Generic[T]):
         # Of the forward that is running:
         self._now: dict[int, T | None] = {}
         self._mask: Tensor | None = None
-        self._index: Tensor | None = None
+        self._index: dict[torch.device, Tensor] = {}
         self._bounds: tuple[Tensor, Tensor] | None = None
 
     @abstractmethod
@@ -128,9 +128,9 @@ class Session(Mapping[int, T], Generic[T]):
 
     def index(self, batch: int, length: int, device: torch.device) -> Tensor:
         """Where the wanted positions are in this forward's tensors: (batch, positions)."""
-        if self._index is None:
-            self._index = self._locate(batch, length)
-        return self._index.to(device)
+        if device not in self._index:
+            self._index[device] = self._locate(batch, length).to(device)
+        return self._index[device]
 
     def starts(self, batch: int, length: int, device: torch.device) -> Tensor:
         """Where each prompt's first token is among this forward's: (batch,)."""
@@ -211,7 +211,7 @@ class Session(Mapping[int, T], Generic[T]):
                 "positions need to know the padding: give the attention mask as (batch, tokens)"
             )
         self._mask = mask if _is_flat(mask) else None
-        self._now, self._index, self._bounds = {}, None, None
+        self._now, self._index, self._bounds = {}, {}, None
         if self.stop:
             self.module(self.deepest)._forward_hooks.move_to_end(self._last.id)
         self.before_forward(given)

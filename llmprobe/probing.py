@@ -112,7 +112,7 @@ class _Tally:
         self.vectors[layer].update(torch.stack([mean, variance], dim=-1))
         for row, index in enumerate(indices):
             if index < _KEPT_PROMPTS:
-                self.values[layer][index] = x[row, ..., :_N_FEATURES].float()
+                self.values[layer][index] = x[row, ..., :_N_FEATURES].to(torch.float32, copy=True)
 
 
 def _sweep(ready: Prepared, at: str, advance: Callable[[int], object]) -> list[_Tally]:

@@ -56,9 +56,8 @@ class Accumulator(ABC):
         values = values.to(self.nonfinite.device)
         if not len(values):
             return self
-        numbers = torch.as_tensor(
-            range(self.n_prompts, self.n_prompts + len(values)) if prompts is None else prompts,
-            device=values.device,
+        numbers = (
+            range(self.n_prompts, self.n_prompts + len(values)) if prompts is None else prompts
         )
         finite = _finite(values)
         self._absorb(values, finite, numbers)
@@ -129,7 +128,7 @@ class Accumulator(ABC):
     def _start(self, shape: tuple[int, ...], device: torch.device) -> None: ...
 
     @abstractmethod
-    def _absorb(self, values: Tensor, finite: Tensor | None, prompts: Tensor) -> None: ...
+    def _absorb(self, values: Tensor, finite: Tensor | None, prompts: Sequence[int]) -> None: ...
 
     @abstractmethod
     def _combine(self, other: dict[str, Tensor]) -> None: ...
@@ -170,7 +169,7 @@ class Moments(Accumulator):
         self.mean = torch.zeros(shape, dtype=torch.float64, device=device)
         self.m2 = torch.zeros(shape, dtype=torch.float64, device=device)
 
-    def _absorb(self, values: Tensor, finite: Tensor | None, prompts: Tensor) -> None:
+    def _absorb(self, values: Tensor, finite: Tensor | None, prompts: Sequence[int]) -> None:
         if finite is None:
             count = torch.full_like(self.count, len(values))
             mean = values.mean(0)
@@ -236,7 +235,7 @@ class Histogram(Accumulator):
         self.exponent = torch.full(shape, self._FINEST, dtype=torch.int64, device=device)
         self.counts = torch.zeros((*shape, self.bins), dtype=torch.int64, device=device)
 
-    def _absorb(self, values: Tensor, finite: Tensor | None, prompts: Tensor) -> None:
+    def _absorb(self, values: Tensor, finite: Tensor | None, prompts: Sequence[int]) -> None:
         if finite is not None:
             values = values.where(finite, 0)
         # |x| < 2^e by definition of frexp, so 2^(e - log2(bins/2)) is the narrowest bin that fits.
@@ -302,8 +301,9 @@ class TopK(Accumulator):
         self.values = torch.full((self.k, *shape), -torch.inf, dtype=torch.float64, device=device)
         self.prompts = torch.full((self.k, *shape), -1, dtype=torch.int64, device=device)
 
-    def _absorb(self, values: Tensor, finite: Tensor | None, prompts: Tensor) -> None:
-        numbers = prompts.view(-1, *[1] * (values.ndim - 1)).expand(values.shape)
+    def _absorb(self, values: Tensor, finite: Tensor | None, prompts: Sequence[int]) -> None:
+        column = torch.as_tensor(prompts, device=values.device)
+        numbers = column.view(-1, *[1] * (values.ndim - 1)).expand(values.shape)
         if finite is not None:
             values, numbers = values.where(finite, -torch.inf), numbers.where(finite, -1)
         self._combine({"values": values, "prompts": numbers})
@@ -353,7 +353,11 @@ class Groups(Generic[A]):
             rows.setdefault(int(group), []).append(row)
         for group, of_group in rows.items():
             part = self.parts.setdefault(group, self.make())
-            part.update(x[of_group], [numbers[row] for row in of_group])
+            # A slice needs no index on the device, and batches mostly come in the groups' order.
+            first, last = of_group[0], of_group[-1]
+            joined = last - first == len(of_group) - 1
+            rows_of_group = slice(first, last + 1) if joined else of_group
+            part.update(x[rows_of_group], [numbers[row] for row in of_group])
         return self
 
     def merge(self, other: Self) -> Self:
