@@ -33,12 +33,12 @@ def call(monkeypatch, capsys):
     return run_here
 
 
-def test_env_as_text_and_as_one_json_document():
+def test_env_as_text_and_as_one_json_document(call):
     done = run("env", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["llmprobe"] == llmprobe.__version__
     assert done.stderr == ""
-    assert f"llmprobe        {llmprobe.__version__}" in run("env").stdout
+    assert f"llmprobe        {llmprobe.__version__}" in call("env")[1]
 
 
 def test_version_and_help():
