@@ -56,7 +56,8 @@ Query = Annotated[str, typer.Option(help="free, or fixed: every prompt ends in t
 Bos = Annotated[str, typer.Option(help="Begin prompts with BOS: auto (as the tokenizer), yes, no.")]
 Component = Annotated[int, typer.Option(help="The single feature to follow (Figure 1).")]
 Reference = Annotated[
-    int | None, typer.Option(help="Length that drifts are measured from [default: the shortest].")
+    int | None,
+    typer.Option(help="Length that drifts are measured from; the shortest if not given."),
 ]
 Seed = Annotated[int, typer.Option(help="Of the prompts.")]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub model.")]
@@ -76,7 +77,7 @@ Chunk = Annotated[
     int | None, typer.Option(help="Cut long prompts into chunks of so many tokens (less memory).")
 ]
 Output = Annotated[
-    Path | None, typer.Option(help="Folder for the result [default: runs/COMMAND-MODEL].")
+    Path | None, typer.Option(help="Folder for the result; runs/COMMAND-MODEL if not given.")
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a result that is there.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")]
@@ -229,11 +230,13 @@ def attention(
 @app.command(epilog="Example: llmprobe plot runs/variance-builtin --kind heads --format pdf")
 def plot(
     folder: Annotated[Path, typer.Argument(help="A saved result.")],
-    kind: Annotated[str | None, typer.Option(help="Which figure [default: the main one].")] = None,
+    kind: Annotated[
+        str | None, typer.Option(help="Which figure; the main one if not given.")
+    ] = None,
     file_format: Annotated[str, typer.Option("--format", help="png, pdf or svg.")] = "png",
     width: Annotated[float | None, typer.Option(help="In inches.")] = None,
     output: Annotated[
-        Path | None, typer.Option(help="File to write [default: KIND.FORMAT in the folder].")
+        Path | None, typer.Option(help="File to write; KIND.FORMAT in the folder if not given.")
     ] = None,
     debug: Debug = False,
 ) -> None:
@@ -244,6 +247,10 @@ def plot(
         raise ValueError(f"format: got {file_format!r}, accepted: png, pdf, svg")
     if width is not None and not 1 <= width <= 40:
         raise ValueError(f"width: got {width}, accepted: 1 to 40 inches")
+    if output is not None and output.suffix != f".{file_format}":
+        raise ValueError(
+            f"output: {output} does not end in .{file_format}; give a fitting --format"
+        )
     result = load_result(folder)
     target = output or folder / f"{kind or next(iter(result.plots))}.{file_format}"
     result.save_figure(target, kind, width=width)
@@ -264,6 +271,8 @@ def compare(
     from llmprobe import plots, reports
     from llmprobe.kinds import VarianceResult, load_result
 
+    if output.suffix not in (".png", ".pdf", ".svg"):
+        raise ValueError(f"output: got {output}, accepted: a name that ends in .png, .pdf or .svg")
     results = [(folder, load_result(folder)) for folder in folders]
     for folder, result in results:
         if not isinstance(result, VarianceResult):
@@ -273,6 +282,10 @@ def compare(
     names = [result.provenance.model for _, result in results]
     if len(set(names)) < len(names):
         names = [folder.name for folder, _ in results]
+    if len(set(names)) < len(names):
+        names = [str(folder) for folder, _ in results]
+    if len(set(names)) < len(names):
+        raise ValueError("compare: the same folder was given twice")
     named = dict(zip(names, (result for _, result in results), strict=True))
     _print_table(reports.compare_table(named.items()))  # type: ignore[arg-type]
     axes = plots.draw_comparison({name: result.to_frame() for name, result in named.items()})
@@ -336,7 +349,7 @@ def _show(result: "SeriesResult", target: Path, as_json: bool) -> None:
     if isinstance(result, VarianceResult):
         if result.accuracy:
             shares = (f"{n}: {a:.0%}" for n, a in zip(result.lengths, result.accuracy, strict=True))
-            typer.echo(f"right answers by length: {', '.join(shares)}")
+            typer.echo(f"first token of the answer right, by length: {', '.join(shares)}")
         typer.echo(result.reading())
     for warning in result.warnings:
         typer.echo(f"note: {warning}")
@@ -360,6 +373,8 @@ def _check_target(target: Path, overwrite: bool) -> None:
     """Find out before the work, not after it, whether its result can be kept."""
     if target.exists() and not overwrite:
         raise ValueError(f"{target} is already there; use --overwrite or another --output")
+    if target.is_symlink() or (target.exists() and not (target / "result.json").is_file()):
+        raise ValueError(f"{target} is there and is no result; use another --output")
     above = next(parent for parent in target.absolute().parents if parent.exists())
     try:
         Path(tempfile.mkdtemp(prefix=".llmprobe-", dir=above)).rmdir()

@@ -88,6 +88,7 @@ def probe_attention(
             ready.plan,
             observe=lambda positions: _observe(ready, positions),
             consume=consume,
+            may_chunk=lambda: False,  # rows and values are wanted of the whole prompt at once
             advance=advance,
         )
     return _summarize(ready, list(tallies.values()))
@@ -165,6 +166,7 @@ class _Tally:
 def _summarize(ready: Prepared, tallies: list[_Tally]) -> AttentionResult:
     columns: dict[str, list[NDArray[Any]]] = {}
     top: list[NDArray[np.float32]] = []
+    notes = ready.warnings
     for layer in ready.layers:
         number = layer.layer
         row: dict[str, NDArray[Any]] = {}
@@ -172,7 +174,10 @@ def _summarize(ready: Prepared, tallies: list[_Tally]) -> AttentionResult:
             summaries = [tally.of_rows[number][name].summary() for tally in tallies]
             row[name] = np.concatenate([summary.mean for summary in summaries]).T
             row[f"{name}_std"] = np.concatenate([summary.std for summary in summaries]).T
-        row["n_prompts"] = np.full(row["mass"].shape, ready.plan.n_prompts)
+        counts = [tally.of_rows[number]["mass"].summary() for tally in tallies]
+        row["n_prompts"] = np.concatenate([summary.count for summary in counts]).T
+        if (row["n_prompts"] < ready.plan.n_prompts).any():
+            notes += (f"NaN or infinity in layer {number}, left out of statistics",)
         heads = [tally.heads[number].summary().variance.mean(axis=-1) for tally in tallies]
         row["measured_variance"] = np.concatenate(heads).T
         row["predicted_variance"] = np.concatenate([_predict(t, layer) for t in tallies]).T
@@ -188,7 +193,7 @@ def _summarize(ready: Prepared, tallies: list[_Tally]) -> AttentionResult:
         provenance=ready.provenance,
         lengths=ready.lengths,
         layer_type=tuple(kinds),
-        warnings=ready.warnings,
+        warnings=notes,
         top=np.stack(top[:_KEPT_SERIES]).astype(np.float32),
         **{name: np.concatenate(values) for name, values in columns.items()},
     )

@@ -195,8 +195,10 @@ class VarianceResult(SeriesResult, kind="variance"):
         """What the slopes say, in a sentence."""
         span = f"from {min(self.lengths)} to {max(self.lengths)} tokens"
         known = np.isfinite(self.slope_low)
+        if not np.isfinite(self.slope).any():
+            return f"No slope could be fitted {span}."
         if not known.any():
-            return f"No slope could be fitted {span}: see the warnings."
+            return f"Slopes {span} have no interval, so nothing can be said of them."
         if len(self.slope) == 1:
             return (
                 f"The standard deviation over prompts changes as N^{self.slope[0]:.2f} (95 % "
@@ -205,7 +207,8 @@ class VarianceResult(SeriesResult, kind="variance"):
             )
         what = "heads" if self.at == "heads" else "layers"
         falls = int((known & (self.slope_high < 0)).sum())
-        law = int((known & (self.slope_low <= -0.4) & (self.slope_high < -0.3)).sum())
+        near = (self.slope_low <= -0.4) & (self.slope_high < -0.3) & (self.slope_high >= -0.6)
+        law = int((known & near).sum())
         return (
             f"Of {len(self.slope)} {what}, {falls} fall {span} (95 % interval below 0), {law} of "
             f"them near the N^-0.50 of attention that disperses; slopes go from "

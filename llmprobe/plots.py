@@ -14,12 +14,14 @@ import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from numpy.typing import NDArray
 
 COLUMN_WIDTH = 3.5
 """Inches: one column of a two-column paper."""
 _MAX_LABELED = 9
+_MAX_PANELS = 8
 _LINES = {"full": "-", "sliding": "-.", "linear": (0, (1, 1))}
 
 _STYLE = {
@@ -67,8 +69,11 @@ def draw_decay(
             kind = kinds[number]
             label = name if kind == "full" else f"{name}, {kind}"
             label += "" if slopes is None else f" ({slopes[number]:+.2f})"
-            ax.plot(part.length, part.std_median, color=color, ls=_LINES[kind], label=label)
-            ax.fill_between(part.length, part.std_q25, part.std_q75, color=color, alpha=0.15, lw=0)
+            style: dict[str, Any] = {"ls": _LINES[kind], "marker": _marker(part)}
+            ax.plot(part.length, part.std_median, color=color, label=label, **style)
+            if len(series) <= _MAX_LABELED:  # more bands would hide each other
+                low, high = part.std_q25, part.std_q75
+                ax.fill_between(part.length, low, high, color=color, alpha=0.15, lw=0)
             if component is not None and len(series) <= _MAX_LABELED:
                 ax.plot(part.length, part.component_std, color=color, lw=0.8, ls="--")
         _draw_reference_slope(frame, ax)
@@ -77,7 +82,8 @@ def draw_decay(
         ax.set_ylabel(f"standard deviation over {_prompts(frame)} prompts")
         if component is not None and len(series) <= _MAX_LABELED:
             ax.plot([], [], color="0.3", lw=0.8, ls="--", label=f"feature {component}")
-        ax.fill_between([], [], color="0.3", alpha=0.15, lw=0, label="quartiles over features")
+        if len(series) <= _MAX_LABELED:
+            ax.fill_between([], [], color="0.3", alpha=0.15, lw=0, label="quartiles over features")
         _legend(ax, len(series))
     return ax
 
@@ -132,7 +138,7 @@ def draw_slopes(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
 
 def draw_drift(frame: pd.DataFrame, *, reference: int, ax: Any = None) -> NDArray[Any]:
     """Drift of the global mean, and the global variance, against length (Figure 3)."""
-    with _axes(ax, n_panels=2, width=2 * COLUMN_WIDTH, legend=True) as axes:
+    with _axes(ax, n_panels=2, panels=True, width=2 * COLUMN_WIDTH, legend=True) as axes:
         series = _series(frame)
         for (name, part), color in zip(series.items(), _palette(len(series)), strict=False):
             axes[0].plot(part.length, part.mean_drift, color=color, label=name)
@@ -175,7 +181,7 @@ def draw_dispersion(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     with _axes(ax, legend=True) as ax:
         series = _series(frame)
         for (name, part), color in zip(series.items(), _palette(len(series)), strict=False):
-            ax.plot(part.length, part.effective, color=color, label=name)
+            ax.plot(part.length, part.effective, color=color, marker=_marker(part), label=name)
         lengths = np.array(sorted(set(frame.length)), dtype=float)
         ax.plot(lengths, lengths, color="0.55", lw=1, ls=":", label="uniform: N", zorder=1)
         _length_axis(ax, frame.length)
@@ -189,6 +195,8 @@ def draw_prediction(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     """Measured variance of head outputs against what dispersion alone predicts."""
     with _axes(ax, legend=True) as ax:
         known = frame[frame.predicted_variance.notna()]
+        if known.empty:
+            raise ValueError("prediction: this model does not show its values, so there is none")
         lengths = sorted(set(known.length))
         for length, color in zip(lengths, sns.color_palette("viridis", len(lengths)), strict=True):
             part = known[known.length == length]
@@ -209,15 +217,17 @@ def draw_weights(
     top: NDArray[Any], lengths: Sequence[int], *, title: str, ax: Any = None
 ) -> NDArray[Any]:
     """The largest attention weights (lengths, prompts, rank) as a heat map a length (Figure 4)."""
-    with _axes(ax, n_panels=len(lengths), width=2 * COLUMN_WIDTH, height=2.2) as axes:
-        for number, (panel, length) in enumerate(zip(axes, lengths, strict=True)):
-            image = panel.imshow(top[number], vmin=0, vmax=top.max(), cmap="viridis", aspect="auto")
-            panel.set_title(f"N = {length}")
+    shown = _spread(range(len(lengths)), _MAX_PANELS)
+    with _axes(ax, n_panels=len(shown), panels=True, width=2 * COLUMN_WIDTH, height=2.2) as axes:
+        for panel, number in zip(axes, shown, strict=True):
+            scale = LogNorm(vmin=1e-4, vmax=1, clip=True)
+            image = panel.imshow(top[number], norm=scale, cmap="viridis", aspect="auto")
+            panel.set_title(f"N = {lengths[number]}")
             panel.grid(False)
             panel.set_xticks([0, top.shape[-1] - 1], ["1", f"{top.shape[-1]}"])
             panel.set_yticks([])
         axes[0].set_ylabel(f"{top.shape[1]} prompts ({title})")
-        axes[len(lengths) // 2].set_xlabel("rank of the weight")
+        axes[len(shown) // 2].set_xlabel("rank of the weight")
         axes[0].figure.colorbar(image, ax=list(axes), label="attention weight", fraction=0.03)
     return axes
 
@@ -230,6 +240,17 @@ def series_name(layer: Any, head: Any) -> str:
 def _series(frame: pd.DataFrame) -> Mapping[str, pd.DataFrame]:
     groups = frame.groupby(["layer", "head"], dropna=False, sort=False)
     return {series_name(*key): part for key, part in groups}
+
+
+def _spread(items: Sequence[int], n: int) -> list[int]:
+    """At most n of the items, evenly, the first and the last among them."""
+    if len(items) <= n:
+        return list(items)
+    return [items[round(i * (len(items) - 1) / (n - 1))] for i in range(n)]
+
+
+def _marker(part: pd.DataFrame) -> str | None:
+    return "o" if len(part) == 1 else None  # a line of one point would not be seen
 
 
 def _draw_reference_slope(frame: pd.DataFrame, ax: Axes) -> None:
@@ -275,6 +296,7 @@ def _axes(
     ax: Any,
     *,
     n_panels: int = 1,
+    panels: bool = False,
     width: float = COLUMN_WIDTH,
     height: float = 0.72 * COLUMN_WIDTH,
     legend: bool = False,
@@ -283,5 +305,8 @@ def _axes(
     with plt.rc_context(_STYLE):
         if ax is None:
             size = (width + (1.1 if legend else 0), height)
-            _, ax = plt.subplots(1, n_panels, figsize=size, layout="constrained")
+            _, grid = plt.subplots(
+                1, n_panels, figsize=size, layout="constrained", squeeze=not panels
+            )
+            ax = grid.ravel() if panels else grid
         yield ax

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from llmprobe.discovery import AttentionLayer, LayerChoice, attention_layers, choose_layers
@@ -17,7 +16,7 @@ from llmprobe.lengths import parse_lengths
 from llmprobe.models import LoadedModel, load_model
 from llmprobe.prompts import Prompts, make_prompts
 from llmprobe.results import Provenance
-from llmprobe.sweeps import N_GROUPS, SweepPlan, plan_sweep, prefixes_agree
+from llmprobe.sweeps import N_GROUPS, SweepPlan, chunks_agree, plan_sweep, prefixes_agree
 from llmprobe.texts import read_dataset, read_text
 
 BOS = ("auto", "yes", "no")
@@ -67,6 +66,8 @@ def prepare(
         raise ValueError(f"samples: got {samples}, a variance over prompts needs 2 or more")
     if text is not None and dataset is not None:
         raise ValueError("text and dataset: got both; give only one of them")
+    if prompts not in ("unigram", "text") and (text or dataset) is not None:
+        raise ValueError(f"prompts: {prompts} prompts use no text; use --prompts text or unigram")
     loaded = _loaded(model, tokenizer)
     if loaded.learned_positions is not None and max(wanted) > loaded.learned_positions:
         raise ValueError(
@@ -87,19 +88,19 @@ def prepare(
         text=source,
         query=query,
     )
-    with torch.inference_mode():
-        agree = len(wanted) == 1 or (
-            prompt_set.prefix_consistent
-            and prefixes_agree(loaded.model, prompt_set, wanted, chosen)
-        )
-    on_cpu = loaded.device == "cpu"
+    agree = len(wanted) == 1 or (
+        prompt_set.prefix_consistent and prefixes_agree(loaded.model, prompt_set, wanted, chosen)
+    )
+    if chunk is not None and not chunks_agree(loaded.model, prompt_set, chosen):
+        raise ValueError(f"chunk: {loaded.name} gives other numbers in chunks; leave --chunk out")
+    default = _CPU_BATCH_TOKENS if loaded.device == "cpu" else _GPU_BATCH_TOKENS
     plan = plan_sweep(
         loaded.model,
         chosen,
         wanted,
         n_prompts=samples,
         one_pass=agree,
-        batch_tokens=batch_tokens or (_CPU_BATCH_TOKENS if on_cpu else _GPU_BATCH_TOKENS),
+        batch_tokens=default if batch_tokens is None else batch_tokens,
         chunk=chunk,
     )
     return Prepared(
@@ -118,7 +119,7 @@ def prepare(
             prompts=prompts,
             prompts_hash=prompt_set.digest(),
             seed=seed,
-            arguments=arguments,
+            arguments=dict(arguments) | {"text": _name(text), "dataset": _name(dataset)},
         ),
     )
 
@@ -129,6 +130,13 @@ def _loaded(model: str | nn.Module | LoadedModel, tokenizer: Any) -> LoadedModel
     if isinstance(model, LoadedModel):
         return model if tokenizer is None else replace(model, tokenizer=tokenizer)
     return LoadedModel.of(model, tokenizer=tokenizer)
+
+
+def _name(source: str | Path | None) -> str | None:
+    """Of a file or folder its last part alone; other names are those of data sets."""
+    if source is None:
+        return None
+    return Path(source).name if Path(source).expanduser().exists() else str(source)
 
 
 def _bos(bos: str, loaded: LoadedModel) -> int | None:

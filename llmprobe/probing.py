@@ -25,8 +25,9 @@ from llmprobe.kinds import VarianceResult
 from llmprobe.models import LoadedModel
 from llmprobe.preparing import DEFAULT_LENGTHS, Prepared, prepare
 from llmprobe.prompts import DictionaryPrompts
+from llmprobe.runtime import is_out_of_memory
 from llmprobe.stats import Groups, Moments
-from llmprobe.sweeps import N_GROUPS, SweepPlan, run_sweep
+from llmprobe.sweeps import N_GROUPS, SweepPlan, chunks_agree, run_sweep
 
 _N_FEATURES = 5
 _KEPT_SERIES = 8
@@ -59,10 +60,10 @@ def probe_variance(
 
     `model`: a hub id, folder, `.gguf` file or `builtin`; a loaded model; or any module that honors
     the attention contract. `layers`, `at`: as in `capture_attention`. `prompts`: random, unigram,
-    text or dictionary, the last three of a `text` file or a `dataset`. `query="fixed"` ends every
-    prompt in the same token (Proposition 1). `component` is the feature of Figure 1, `reference`
-    the length that drifts are measured from, the shortest if None. `on_plan` is given the plan
-    before the sweep runs, `advance` the number of tokens as they are done.
+    text or dictionary; unigram and text want a `text` file or a `dataset`. `query="fixed"` ends
+    every prompt in the same token (Proposition 1). `component` is the feature of Figure 1,
+    `reference` the length that drifts are measured from, the shortest if None. `on_plan` is given
+    the plan before the sweep runs, `advance` the number of tokens as they are done.
     """
     arguments = {k: v for k, v in locals().items() if k not in ("model", "on_plan", "advance")}
     if at not in AT:
@@ -91,8 +92,9 @@ def probe_variance(
     if not 0 <= component < size:
         raise ValueError(f"component: got {component}, accepted: 0 to {size - 1}")
     on_plan(ready.plan)
+    accuracy = _accuracy(ready)
     tallies = _sweep(ready, at, advance)
-    return _summarize(ready, tallies, at, component, reference)
+    return _summarize(ready, tallies, at, component, reference, accuracy)
 
 
 class _Tally:
@@ -136,16 +138,23 @@ def _sweep(ready: Prepared, at: str, advance: Callable[[int], object]) -> list[_
             ready.plan,
             observe=observe,
             consume=consume,
+            may_chunk=lambda: chunks_agree(ready.model, ready.prompts, ready.layers),
             advance=advance,
         )
     return list(tallies.values())
 
 
 def _summarize(
-    ready: Prepared, tallies: list[_Tally], at: str, component: int, reference: int
+    ready: Prepared,
+    tallies: list[_Tally],
+    at: str,
+    component: int,
+    reference: int,
+    accuracy: tuple[float, ...],
 ) -> VarianceResult:
     heads = at == "heads"
     columns: dict[str, list[NDArray[Any]]] = {}
+    notes = ready.warnings
     for layer in ready.layers:
         total = [tally.outputs[layer.layer].total().summary() for tally in tallies]
         mean, std, count = (_by_series(total, name, heads) for name in ("mean", "std", "count"))
@@ -162,7 +171,9 @@ def _summarize(
         ]
         sizes = list(tallies[0].outputs[layer.layer].sizes().values())
         row = _columns(mean, std, across, component, ready.lengths.index(reference))
-        row |= _decay(ready.lengths, typical_std(std), np.array(without), sizes)
+        decay, reasons = _decay(ready.lengths, typical_std(std), np.array(without), sizes)
+        row |= decay
+        notes += tuple(f"layer {layer.layer}: {reason}" for reason in reasons)
         row["n_prompts"] = count.max(axis=-1)
         row["nonfinite"] = _by_series(total, "nonfinite", heads).sum(axis=(1, 2))
         row["layer"] = np.full(len(std), layer.layer)
@@ -171,7 +182,6 @@ def _summarize(
             columns.setdefault(name, []).append(values)
     series = {name: np.concatenate(values) for name, values in columns.items()}
     kinds = [x.type for x in ready.layers for _ in range(x.n_heads if heads else 1)]
-    notes = ready.warnings
     if series["nonfinite"].any():
         bad = sorted(set(series["layer"][series["nonfinite"] > 0].tolist()))
         notes += (f"NaN or infinity in layer {', '.join(map(str, bad))}, left out of statistics",)
@@ -183,7 +193,7 @@ def _summarize(
         reference=reference,
         layer_type=tuple(kinds),
         warnings=notes,
-        accuracy=_accuracy(ready),
+        accuracy=accuracy,
         features=np.arange(min(_N_FEATURES, _feature_values(ready, tallies, heads).shape[2])),
         feature_values=_feature_values(ready, tallies, heads),
         **series,
@@ -221,11 +231,14 @@ def _columns(
 
 def _decay(
     lengths: tuple[int, ...], std: NDArray[Any], without: NDArray[Any], sizes: list[int]
-) -> dict[str, NDArray[Any]]:
+) -> tuple[dict[str, NDArray[Any]], list[str]]:
+    """The fitted columns, and why something in them is missing."""
     if len(lengths) < 2:
-        return {name: np.full(len(std), np.nan) for name in VarianceResult.by_series}
+        nothing = np.full(len(std), np.nan)
+        return dict.fromkeys(VarianceResult.by_series, nothing), ["one length: no slope"]
     decay = fit_decay(lengths, std, without=without, sizes=sizes)
-    return {name: getattr(decay, name) for name in VarianceResult.by_series}
+    reasons = sorted({str(reason) for reason in decay.reason if reason})
+    return {name: getattr(decay, name) for name in VarianceResult.by_series}, reasons
 
 
 def _feature_values(ready: Prepared, tallies: list[_Tally], heads: bool) -> NDArray[np.float32]:
@@ -250,16 +263,29 @@ def _accuracy(ready: Prepared) -> tuple[float, ...]:
     prompts = ready.prompts
     if not isinstance(prompts, DictionaryPrompts):
         return ()
-    device = input_device(ready.model)
     shares = []
     for length in ready.lengths:
-        right = 0
         size = max(ready.plan.batch_tokens // length, 1)
+        right = 0
         for start in range(0, prompts.n_prompts, size):
             indices = list(range(start, min(start + size, prompts.n_prompts)))
-            with torch.inference_mode():
-                tokens = prompts.batch(indices, length).to(device)
-                logits = ready.model(tokens, use_cache=False, logits_to_keep=1).logits[:, -1]
-            right += int((logits.argmax(-1).cpu() == prompts.answers(indices, length)).sum())
+            right += int(
+                (_next_tokens(ready, indices, length) == prompts.answers(indices, length)).sum()
+            )
         shares.append(right / prompts.n_prompts)
     return tuple(shares)
+
+
+def _next_tokens(ready: Prepared, indices: list[int], length: int) -> Tensor:
+    """The model's most likely next token; in halves where the batch does not fit the memory."""
+    tokens = ready.prompts.batch(indices, length).to(input_device(ready.model))
+    try:
+        with torch.inference_mode():
+            logits = ready.model(tokens, use_cache=False, logits_to_keep=1).logits[:, -1]
+        return torch.as_tensor(logits.argmax(-1).cpu())
+    except Exception as error:
+        if not is_out_of_memory(error) or len(indices) == 1:
+            raise
+    half = len(indices) // 2
+    parts = [_next_tokens(ready, some, length) for some in (indices[:half], indices[half:])]
+    return torch.cat(parts)

@@ -1,6 +1,6 @@
 """Results as tables for a terminal."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,9 +59,14 @@ def compare_table(results: Iterable[tuple[str, VarianceResult]]) -> Table:
             f"{min(result.lengths)}..{max(result.lengths)}",
             f"{result.n_prompts.min()}",
             f"{len(result.slope)}",
-            *(f"{f(result.slope):+.2f}" for f in (np.nanmedian, np.nanmin, np.nanmax)),
+            *(_signed(f, result.slope) for f in (np.median, np.min, np.max)),
         )
     return table
+
+
+def _signed(function: Callable[..., float], slopes: NDArray[np.float64]) -> str:
+    known = slopes[np.isfinite(slopes)]
+    return f"{function(known):+.2f}" if len(known) else "–"
 
 
 def _start(result: SeriesResult, title: str) -> Table:

@@ -52,6 +52,8 @@ def resolve_device(device: str | torch.device = "auto") -> torch.device:
         raise ValueError(
             f"device: got {device!r}, accepted: auto, cpu, cuda, cuda:1, mps"
         ) from None
+    if resolved.type == "meta":
+        raise ValueError("device: got 'meta', which computes nothing; use auto or cpu")
     if resolved.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device: got {device!r}, but torch sees no CUDA device; use auto or cpu")
     if resolved.type == "mps" and not torch.backends.mps.is_available():

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from llmprobe.capture import capture_attention
-from llmprobe.discovery import AttentionLayer, input_device
+from llmprobe.discovery import AttentionLayer, attention_layers, input_device
 from llmprobe.errors import OutOfMemoryError
 from llmprobe.prompts import Prompts
 from llmprobe.runtime import is_out_of_memory
@@ -87,15 +87,18 @@ def plan_sweep(
     runs = [max(lengths)] if one_pass else list(lengths)
     weights, widest = _weights_before(model, layers[-1])
     deepest = layers[-1]
+    n_whole = sum(layer.layer < deepest.layer for layer in attention_layers(model))
     flops = 0.0
     for run in runs:
         # Causal attention computes half the square; in the deepest layer only single rows.
-        square = 2 * run**2 * deepest.n_heads * deepest.head_size * max(len(layers) - 1, 0)
+        square = 2 * run**2 * deepest.n_heads * deepest.head_size * n_whole
         flops += n_prompts * (2 * weights * run + square)
-    in_flight = max(min(max(batch_tokens // run, 1), n_prompts) * run for run in runs)
+    in_flight = max(
+        min(max(batch_tokens // run, 1), n_prompts) * min(run, chunk or run) for run in runs
+    )
     embedding = next(model.parameters())
     memory = in_flight * embedding.element_size() * (8 * deepest.hidden_size + 3 * widest)
-    rate = _matmul_rate(embedding.device, embedding.dtype)
+    rate = _matmul_rate(input_device(model), embedding.dtype)
     return SweepPlan(
         lengths=tuple(lengths),
         n_prompts=n_prompts,
@@ -112,19 +115,72 @@ def plan_sweep(
 def prefixes_agree(
     model: nn.Module, prompts: Prompts, lengths: Sequence[int], layers: Sequence[AttentionLayer]
 ) -> bool:
-    """Whether a short prompt gives what it gives as the beginning of the longest one."""
+    """Whether a prompt gives what it gives as the beginning of the longest one.
+
+    Looked at where the next to longest ends, and the shortest: scaling of positions shows best
+    where there are many keys. Where the longest does not fit the memory, shorter ones are tried.
+    """
+    long, short = max(lengths), sorted(lengths)[-2]
+    positions = [min(lengths) - 1, short - 1]
+    while True:
+        try:
+            # The short one first: dynamic scaling remembers the longest prompt that it has seen.
+            alone, inside = (_heads(model, prompts, layers, n, positions) for n in (short, long))
+            return _agree(model, inside, alone)
+        except Exception as error:
+            if not is_out_of_memory(error) or short < 2:
+                raise
+            long, short = long // 2, min(short, long // 2 - 1)
+            positions = [min(position, short - 1) for position in positions]
+
+
+def chunks_agree(model: nn.Module, prompts: Prompts, layers: Sequence[AttentionLayer]) -> bool:
+    """Whether a short prompt in chunks over a cache gives what it gives as a whole.
+
+    Not every state-space or sparse layer goes on where its cache has stopped.
+    """
+    length = min(prompts.longest, 100)
+    while length >= 3:
+        positions = list(range(length - 1, -1, -7))[::-1]
+        cuts = (None, max(1, length // 6))
+        try:
+            whole, cut = (_heads(model, prompts, layers, length, positions, c) for c in cuts)
+            return _agree(model, whole, cut, strictly=True)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+        length //= 2
+    return True
+
+
+def _heads(
+    model: nn.Module,
+    prompts: Prompts,
+    layers: Sequence[AttentionLayer],
+    length: int,
+    positions: list[int],
+    chunk: int | None = None,
+) -> Tensor:
+    """Head outputs of the first prompt, all layers' in one row."""
     numbers = [layer.layer for layer in layers]
-    shortest = min(lengths)
-    results = []
-    for length in (max(lengths), shortest):
+
+    def observe(wanted: list[int]) -> Any:
+        return capture_attention(model, numbers, wanted, at="heads", stop=True, device="cpu")
+
+    with torch.inference_mode():
         tokens = prompts.batch([0], length).to(input_device(model))
-        with capture_attention(model, numbers, [shortest - 1], at="heads", stop=True) as captured:
-            model(tokens, **_options(model))
-        results.append(torch.cat([captured[n].float().flatten() for n in numbers]))
-    inside, alone = results
-    scale = alone.square().mean().sqrt()
-    tolerance = 1e-3 if next(model.parameters()).dtype == torch.float32 else 0.1
-    return bool((inside - alone).abs().max() <= tolerance * scale)
+        parts = _forward(model, tokens, positions, chunk, observe)
+    joined = [torch.cat([part[n] for part in parts], dim=1) for n in numbers]
+    return torch.cat([x.float().flatten() for x in joined])
+
+
+def _agree(model: nn.Module, a: Tensor, b: Tensor, *, strictly: bool = False) -> bool:
+    """By the root mean square of the difference, or strictly by the largest one."""
+    exact = next(model.parameters()).dtype in (torch.float32, torch.float64)
+    scale = b.square().mean().sqrt()
+    if strictly:
+        return bool((a - b).abs().max() <= (1e-3 if exact else 0.2) * scale)
+    return bool((a - b).square().mean().sqrt() <= (1e-3 if exact else 0.02) * scale)
 
 
 def run_sweep(
@@ -134,18 +190,31 @@ def run_sweep(
     *,
     observe: Observe,
     consume: Consume,
+    may_chunk: Callable[[], bool],
     advance: Callable[[int], object] = lambda n_tokens: None,
 ) -> None:
-    """Run the plan; `advance` is told of every token that is done."""
+    """Run the plan; `advance` is told of every token that is done.
+
+    `may_chunk` is asked, once memory has run out, whether prompts may be cut into chunks.
+    """
     # By groups, so that a batch touches few of them.
     order = sorted(range(plan.n_prompts), key=lambda i: (i % N_GROUPS, i))
+    if not plan.one_pass:
+        _forget_lengths(model, prompts)
     for lengths in plan.passes():
         length = lengths[-1]
         size = max(plan.batch_tokens // length, 1)
         for start in range(0, len(order), size):
             indices = order[start : start + size]
-            _run_batch(model, prompts, indices, lengths, plan.chunk, observe, consume)
+            _run_batch(model, prompts, indices, lengths, plan.chunk, observe, consume, may_chunk)
             advance(len(indices) * length)
+
+
+def _forget_lengths(model: nn.Module, prompts: Prompts) -> None:
+    """A short prompt makes dynamic scaling of positions forget the longer ones before it."""
+    with torch.inference_mode():
+        tokens = prompts.batch([0], prompts.longest)[:, :1]
+        model(tokens.to(input_device(model)), **_options(model))
 
 
 def _run_batch(
@@ -156,6 +225,7 @@ def _run_batch(
     chunk: int | None,
     observe: Observe,
     consume: Consume,
+    may_chunk: Callable[[], bool],
 ) -> None:
     """One batch; where memory runs out, its halves, then ever smaller chunks."""
     length = lengths[-1]
@@ -173,15 +243,15 @@ def _run_batch(
     elif len(indices) > 1:
         half = len(indices) // 2
         for some in (indices[:half], indices[half:]):
-            _run_batch(model, prompts, some, lengths, chunk, observe, consume)
+            _run_batch(model, prompts, some, lengths, chunk, observe, consume, may_chunk)
     else:
         smaller = min(chunk or length, length) // 2
-        if smaller < _SMALLEST_CHUNK:
+        if smaller < _SMALLEST_CHUNK or not may_chunk():
             raise OutOfMemoryError(
-                f"a single prompt of {length} tokens does not fit the memory, even in chunks of "
-                f"{smaller * 2}; use shorter --lengths, fewer --layers, or --dtype bfloat16"
+                f"a single prompt of {length} tokens does not fit the memory, nor can it be cut "
+                "smaller; use shorter --lengths, fewer --layers, or --dtype bfloat16"
             )
-        _run_batch(model, prompts, indices, lengths, smaller, observe, consume)
+        _run_batch(model, prompts, indices, lengths, smaller, observe, consume, may_chunk)
 
 
 def _forward(

@@ -126,6 +126,7 @@ def test_plot_and_compare_work_from_saved_results(call, tmp_path):
     assert "median slope" in out
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_early_sees_no_traceback(tmp_path):
     script = f"{sys.executable} -m llmprobe variance --lengths 8,16 --output {tmp_path / 'o'}"
     done = subprocess.run(

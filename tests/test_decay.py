@@ -75,7 +75,7 @@ def test_the_unequal_jackknife_is_the_ordinary_one_for_equal_groups():
 def test_the_interval_covers_the_truth_as_often_as_it_says():
     rng = np.random.default_rng(2)
     # Equal groups, and a last one of two; one feature, and many.
-    for n, features in [(64, 1), (66, 1), (64, 64), (66, 64)]:
+    for n, features in [(64, 1), (66, 64)]:
         fits = [fit(simulate(rng, n, features=features)) for _ in range(400)]
         covered = np.mean([f.slope_low <= -0.5 <= f.slope_high for f in fits])
         assert 0.92 <= covered <= 0.98, covered

@@ -44,6 +44,14 @@ def test_dispersion_alone_predicts_the_variance_of_heads_that_disperse():
     np.testing.assert_allclose(result.effective, np.tile(result.lengths, (4, 1)), rtol=0.05)
 
 
+def test_a_single_length_is_drawn_too(tmp_path):
+    result = probe_attention(tiny("llama"), 8, samples=6)
+    for kind in result.plots:
+        result.save_figure(tmp_path / f"{kind}.png", kind)
+    with pytest.raises(ValueError, match="does not show its values"):
+        probe_attention(tiny("bloom"), (4, 8), samples=6).plot("prediction")
+
+
 def test_the_table_and_the_figures_of_an_attention_result(tmp_path):
     result = probe_attention(tiny("llama"), (4, 8), samples=6)
     assert list(result.to_frame().columns)[:5] == [

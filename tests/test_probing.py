@@ -53,11 +53,11 @@ def test_every_number_equals_brute_force_on_a_real_model(kind, query, at, tmp_pa
         text = tmp_path / "chapters.txt"
         text.write_text(book[100_000:150_000])
     result = probe_variance(
-        loaded, "16..512", layers=None, at=at, prompts=kind, text=text, query=query, samples=8
+        loaded, "16..512", layers=None, at=at, prompts=kind, text=text, query=query, samples=4
     )
     prompts = make_prompts(
         kind,
-        n_prompts=8,
+        n_prompts=4,
         lengths=result.lengths,
         tokenizer=loaded.tokenizer,
         vocab_size=loaded.vocab_size,
@@ -159,6 +159,8 @@ def test_dictionaries_come_with_the_share_of_right_answers():
         ({"prompts": "text"}, "needs"),
         ({"bos": "maybe"}, "accepted: auto, yes, no"),
         ({"text": "a", "dataset": "b"}, "only one"),
+        ({"text": "a"}, "random prompts use no text"),
+        ({"batch_tokens": 0}, "batch-tokens"),
         ({"batch_tokens": -1}, "batch-tokens"),
     ],
 )

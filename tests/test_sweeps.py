@@ -4,11 +4,18 @@ import copy
 
 import pytest
 import torch
-from families import tiny
+from families import FAMILIES, tiny
+from transformers import LlamaConfig, LlamaForCausalLM
 
-from llmprobe import OutOfMemoryError, attention_layers, capture_attention
+from llmprobe import (
+    OutOfMemoryError,
+    attention_layers,
+    capture_attention,
+    probe_attention,
+    probe_variance,
+)
 from llmprobe.prompts import make_prompts
-from llmprobe.sweeps import plan_sweep, prefixes_agree, run_sweep
+from llmprobe.sweeps import chunks_agree, plan_sweep, prefixes_agree, run_sweep
 
 LENGTHS = (4, 8, 24, 100)
 
@@ -44,7 +51,15 @@ def sweep(model, prompts, *, one_pass=True, batch_tokens=256, chunk=None):
                     found[key] = x[row, column]
 
     with torch.inference_mode():
-        run_sweep(model, prompts, plan, observe=observe, consume=consume, advance=done.append)
+        run_sweep(
+            model,
+            prompts,
+            plan,
+            observe=observe,
+            consume=consume,
+            may_chunk=lambda: chunks_agree(model, prompts, layers),
+            advance=done.append,
+        )
     assert sum(done) == plan.n_tokens
     return found
 
@@ -68,11 +83,42 @@ def test_the_size_of_batches_changes_nothing(batch_tokens):
     check_same(sweep(model, prompts), sweep(model, prompts, batch_tokens=batch_tokens))
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "gpt_oss", "deepseek_v3"])
-@pytest.mark.parametrize("chunk", [7, 24, 64, 100])
-def test_chunks_over_a_cache_change_nothing(family, chunk):
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("chunk", [16])
+def test_chunks_over_a_cache_change_nothing_or_are_refused(family, chunk):
     model, prompts = tiny(family), prompts_for(n=2)
-    check_same(sweep(model, prompts), sweep(model, prompts, chunk=chunk))
+    agree = chunks_agree(model, prompts, attention_layers(model))
+    assert agree == (family not in ("jamba", "glm_moe_dsa"))
+    if agree:
+        check_same(sweep(model, prompts), sweep(model, prompts, chunk=chunk))
+    else:
+        with pytest.raises(ValueError, match="gives other numbers in chunks"):
+            probe_variance(model, LENGTHS, layers=None, samples=2, chunk=chunk)
+
+
+@pytest.mark.parametrize("shortest", [1, 16])
+def test_positions_that_scale_with_the_length_are_found_out(shortest):
+    config = LlamaConfig(
+        vocab_size=97,
+        hidden_size=32,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        max_position_embeddings=32,
+        rope_parameters={"rope_type": "dynamic", "rope_theta": 100.0, "factor": 4.0},
+        initializer_range=0.3,
+    )
+    model, lengths = LlamaForCausalLM(config).eval(), (shortest, 64, 128, 256)
+    prompts = make_prompts("random", n_prompts=2, lengths=lengths, vocab_size=97)
+    assert not prefixes_agree(model, prompts, lengths, attention_layers(model))
+
+
+def test_attention_is_not_cut_into_chunks():
+    model = copy.deepcopy(tiny("llama"))
+    handle = limit_memory(model, 110)
+    with pytest.raises(OutOfMemoryError, match="128 tokens"):
+        probe_attention(model, (64, 128), samples=2, query="fixed")
+    handle.remove()
 
 
 def test_a_model_whose_short_prompts_differ_is_found_out():
