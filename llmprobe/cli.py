@@ -345,7 +345,7 @@ def _show(result: "SeriesResult", target: Path, as_json: bool) -> None:
         typer.echo(json.dumps(result.to_document() | {"output": target.name}))
         return
     typer.echo(result.headline())
-    _print_table(reports.table_of(result))
+    _print_table(reports.table_of(result, width=_terminal_width()))
     if isinstance(result, VarianceResult):
         if result.accuracy:
             shares = (f"{n}: {a:.0%}" for n, a in zip(result.lengths, result.accuracy, strict=True))
@@ -356,13 +356,18 @@ def _show(result: "SeriesResult", target: Path, as_json: bool) -> None:
     typer.echo(f"saved: {target} (result.json, arrays.npz, {result.kind}.png, {result.kind}.pdf)")
 
 
-def _print_table(table: Any) -> None:
+def _terminal_width() -> int | None:
+    """None where the output goes to no terminal: then nothing is left out or cut."""
     from rich.console import Console
 
     console = Console()
-    # Off a terminal nothing is cut: a table is as wide as it is.
-    width = console.width if console.is_terminal else max(200, console.width)
-    Console(width=width).print(table)
+    return console.width if console.is_terminal else None
+
+
+def _print_table(table: Any) -> None:
+    from rich.console import Console
+
+    Console(width=_terminal_width() or 400).print(table)
 
 
 def _slug(model: str) -> str:

@@ -9,25 +9,33 @@ from rich.table import Table
 from llmprobe.kinds import AttentionResult, SeriesResult, VarianceResult
 
 _MAX_ROWS = 40
+_COLUMN = 10
+_OTHER_COLUMNS = 46
+"""Characters: of a column with numbers, and of layer, head, slope, interval and R² together."""
 
 
-def table_of(result: SeriesResult) -> Table:
-    """A row for each layer or head: the statistic by length, and what was fitted to it."""
+def table_of(result: SeriesResult, *, width: int | None = None) -> Table:
+    """A row for each layer or head: the statistic by length, and what was fitted to it.
+
+    In a narrow terminal of `width` columns some of the lengths are left out, and that is said.
+    """
+    shown = _fitting(len(result.lengths), width)
     if isinstance(result, VarianceResult):
         title = "standard deviation over prompts, median over features"
-        table, values = _start(result, title), result.std_median
+        table, values = _start(result, title, shown), result.std_median
         for name in ("slope", "95 % interval", "R²"):
-            table.add_column(name, justify="right")
+            table.add_column(name, justify="right", no_wrap=True)
         interval = zip(result.slope_low, result.slope_high, strict=True)
         ends = [
             [f"{slope:+.2f}", f"{low:+.2f} to {high:+.2f}", f"{r2:.2f}"]
             for slope, (low, high), r2 in zip(result.slope, interval, result.r2, strict=True)
         ]
-    elif isinstance(result, AttentionResult):
+    else:
+        assert isinstance(result, AttentionResult), "the only other kind"
         title = "effective tokens 1/Σa², mean over prompts"
-        table, values = _start(result, title), result.effective
+        table, values = _start(result, title, shown), result.effective
         for name in ("entropy", "first token", "variance / predicted"):
-            table.add_column(name, justify="right")
+            table.add_column(name, justify="right", no_wrap=True)
         share = result.measured_variance[:, -1] / result.predicted_variance[:, -1]
         ends = [
             [f"{entropy:.2f}", f"{first:.2f}", f"{ratio:.2f}"]
@@ -35,9 +43,7 @@ def table_of(result: SeriesResult) -> Table:
                 result.entropy[:, -1], result.first[:, -1], share, strict=True
             )
         ]
-    else:
-        raise ValueError(f"there is no table for {type(result).__name__}")
-    _fill(table, result, values, ends)
+    _fill(table, result, values, ends, shown)
     return table
 
 
@@ -69,20 +75,24 @@ def _signed(function: Callable[..., float], slopes: NDArray[np.float64]) -> str:
     return f"{function(known):+.2f}" if len(known) else "–"
 
 
-def _start(result: SeriesResult, title: str) -> Table:
+def _start(result: SeriesResult, title: str, shown: list[int]) -> Table:
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     table.add_column("layer", justify="right")
     if (result.head >= 0).any():
         table.add_column("head", justify="right")
     if set(result.layer_type) != {"full"}:
         table.add_column("type")
-    for length in result.lengths:
-        table.add_column(f"{length}", justify="right")
+    for number in shown:
+        table.add_column(f"{result.lengths[number]}", justify="right", no_wrap=True)
     return table
 
 
 def _fill(
-    table: Table, result: SeriesResult, values: NDArray[np.float64], ends: list[list[str]]
+    table: Table,
+    result: SeriesResult,
+    values: NDArray[np.float64],
+    ends: list[list[str]],
+    shown: list[int],
 ) -> None:
     for row in range(min(len(result.layer), _MAX_ROWS)):
         cells = [f"{result.layer[row]}"]
@@ -90,6 +100,19 @@ def _fill(
             cells.append(f"{result.head[row]}")
         if set(result.layer_type) != {"full"}:
             cells.append(result.layer_type[row])
-        table.add_row(*cells, *(f"{value:.3g}" for value in values[row]), *ends[row])
+        table.add_row(*cells, *(f"{values[row, number]:.3g}" for number in shown), *ends[row])
+    more = []
     if len(result.layer) > _MAX_ROWS:
-        table.caption = f"and {len(result.layer) - _MAX_ROWS} more rows in the saved result"
+        more.append(f"{len(result.layer) - _MAX_ROWS} more rows")
+    if len(shown) < len(result.lengths):
+        more.append(f"{len(result.lengths) - len(shown)} more lengths")
+    if more:
+        table.caption = f"and {' and '.join(more)} in the saved result"
+
+
+def _fitting(n_lengths: int, width: int | None) -> list[int]:
+    """Which lengths have room: all, or a few spread evenly with the first and the last."""
+    room = n_lengths if width is None else max(2, (width - _OTHER_COLUMNS) // _COLUMN)
+    if room >= n_lengths:
+        return list(range(n_lengths))
+    return [round(i * (n_lengths - 1) / (room - 1)) for i in range(room)]
