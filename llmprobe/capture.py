@@ -107,20 +107,21 @@ class AttentionCapture(Session[Tensor]):
     def _narrow_hook(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         if not self._narrow:
             return None
-        return (self.take(args[0]), *args[1:]), kwargs
+        return (self.take(self.deepest, args[0]), *args[1:]), kwargs
 
     def _output_hook(self, layer: AttentionLayer) -> Callable[[nn.Module, Any, Any], None]:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             x = first_tensor(output)
             narrowed = self._narrow and layer is self.deepest
-            self._keep(layer, x.detach().clone() if narrowed else self.take(x))
+            self._keep(layer, x.detach().clone() if narrowed else self.take(layer, x))
 
         return hook
 
     def _heads_hook(self, layer: AttentionLayer) -> Callable[[nn.Module, Any, Any], None]:
         def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
             x = args[0] if args else next(iter(kwargs.values()))
-            self._keep(layer, self.take(x).unflatten(-1, (layer.n_heads, layer.head_size)))
+            heads = self.take(layer, x).unflatten(-1, (layer.n_heads, layer.head_size))
+            self._keep(layer, heads)
 
         return hook
 

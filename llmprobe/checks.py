@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from llmprobe.capture import capture_attention
 from llmprobe.discovery import AttentionLayer, attention_layers, eager_weights, input_device
+from llmprobe.errors import UnsupportedModelError
 from llmprobe.patterns import capture_rows
 from llmprobe.runtime import torch_generator
 
@@ -63,6 +64,10 @@ def check_capture(
 
 def _checks(model: nn.Module, tokenizer: Any, length: int, seed: int) -> Iterator[Check]:
     layers = attention_layers(model)
+    if any(layer.last_only for layer in layers):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} answers for the last token alone; the check compares them all"
+        )
     yield Check("attention layers", True, None, _describe(layers))
     tokens = _tokens(model, (3, length), seed)
     inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "use_cache": False}

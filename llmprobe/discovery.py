@@ -8,6 +8,7 @@ a model of one's own can do the same with a class attribute
 Else by behavior: a few tokens are run, and a module that returns a square of weights over them,
 rows of mass at most one, is attention. The output projection is found by behavior too: it is the
 last child with a weight matrix that an attention module calls, and its input are the head outputs.
+A single head may need none and have an `nn.Identity` in that place.
 """
 
 import re
@@ -59,6 +60,8 @@ class AttentionLayer:
     where the module adds the residual stream before it returns (Bloom)."""
     interface: bool
     """Whether the module finds its attention function by name, so that single rows can be had."""
+    last_only: bool
+    """Whether the module answers for the last token alone: its output has one position."""
 
 
 _known: "WeakKeyDictionary[nn.Module, tuple[int, tuple[AttentionLayer, ...]]]" = WeakKeyDictionary()
@@ -229,8 +232,11 @@ class _Seen:
 
     projection: nn.Module | None = None
     projection_size: int = 0
+    given: Tensor | None = None
     projected: Tensor | None = None
+    passed_on: tuple[nn.Module, Tensor] | None = None
     hidden_size: int = 0
+    last_only: bool = False
     returns_projected: bool = False
     adds_residual: bool = False
     calls: list[AttentionCall] = field(default_factory=list)
@@ -247,22 +253,34 @@ def _observe(
     def watch(note: _Seen) -> Any:
         def hook(child: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             given = _tensors(args, kwargs)
-            if given and isinstance(output, Tensor):
+            if not given or not isinstance(output, Tensor):
+                return
+            if _has_matrix(child):
                 note.projection, note.projection_size = child, given[0].shape[-1]
-                note.projected = output
+                note.given, note.projected = given[0], output
+            elif output.shape == given[0].shape and _same(output, given[0]):
+                note.passed_on = child, output
 
         return hook
 
     def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         note, x = seen[id(module)], first_tensor(output)
         note.hidden_size = x.shape[-1]
-        projected = note.projected
+        note.last_only = x.shape[:2] == (1, 1)
+        inputs, projected = _tensors(args, kwargs), note.projected
         if projected is not None and projected.shape == x.shape:
             note.returns_projected = _same(x, projected)
             note.adds_residual = not note.returns_projected and any(
-                given.shape == x.shape and _same(given + projected, x)
-                for given in _tensors(args, kwargs)
+                given.shape == x.shape and _same(given + projected, x) for given in inputs
             )
+            # What is made of anything but the module's input may be the projection, changed after.
+            if not any(given is note.given for given in inputs):
+                return
+        if note.passed_on is not None and not (note.returns_projected or note.adds_residual):
+            child, passed = note.passed_on
+            if passed.shape == x.shape and _same(x, passed):
+                note.projection, note.projection_size = child, x.shape[-1]
+                note.returns_projected = True
 
     with ExitStack() as stack:
         for module in attention:
@@ -270,7 +288,7 @@ def _observe(
             handle = module.register_forward_hook(after, with_kwargs=True, prepend=True)
             stack.callback(handle.remove)
             for child in module.children():
-                if any(parameter.ndim >= 2 for parameter in child.parameters()):
+                if _has_matrix(child) or not any(True for _ in child.parameters()):
                     hook = watch(seen[id(module)])
                     handle = child.register_forward_hook(hook, with_kwargs=True, prepend=True)
                     stack.callback(handle.remove)
@@ -313,7 +331,8 @@ def _describe(
         hidden_size=seen.hidden_size,
         projection=paths[id(seen.projection)],
         output=paths[id(seen.projection)] if seen.adds_residual else path,
-        interface=bool(seen.calls),
+        interface=bool(seen.calls) and not seen.last_only,  # it has one row, with nothing to spare
+        last_only=seen.last_only,
     )
 
 
@@ -343,6 +362,10 @@ def _type(
         return "sliding" if calls[0].options.get("sliding_window") else "full"
     local = getattr(module, "attention_type", None) == "local"
     return "sliding" if local or getattr(module, "sliding_window", None) else "full"
+
+
+def _has_matrix(module: nn.Module) -> bool:
+    return any(parameter.ndim >= 2 for parameter in module.parameters())
 
 
 def _tensors(args: Any, kwargs: Any) -> list[Tensor]:

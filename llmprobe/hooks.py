@@ -66,6 +66,7 @@ class Session(Mapping[int, T], Generic[T]):
         # Of the forward that is running:
         self._now: dict[int, T | None] = {}
         self._mask: Tensor | None = None
+        self._n_tokens = 0
         self._index: dict[torch.device, Tensor] = {}
         self._bounds: tuple[Tensor, Tensor] | None = None
 
@@ -151,12 +152,24 @@ class Session(Mapping[int, T], Generic[T]):
             )
         return _bounds(self._mask, batch, n_keys)[0].to(device)
 
-    def take(self, x: Tensor) -> Tensor:
+    def take(self, layer: AttentionLayer, x: Tensor) -> Tensor:
         """The wanted positions of x (batch, length, ...), as a copy."""
         if self.positions is None:
             return x.detach().clone()
+        if layer.last_only:
+            self._check_last(layer, len(x))
+            return torch.cat([x.detach()] * len(self.positions), dim=1)
         index = self.index(x.shape[0], x.shape[1], x.device)
         return x.detach()[torch.arange(len(index), device=x.device)[:, None], index]
+
+    def _check_last(self, layer: AttentionLayer, batch: int) -> None:
+        """Positions count the prompt's tokens, though the tensors of this layer hold but one."""
+        wanted = self.index(batch, self._n_tokens, torch.device("cpu"))
+        if (wanted != self._n_tokens - 1).any():
+            raise CaptureError(
+                f"the attention of layer {layer.layer} ({layer.path}) answers for the last token "
+                f"alone: of positions {list(self.positions or ())} only -1 can be had"
+            )
 
     def see(self, layer: AttentionLayer, what: T) -> None:
         """Hand on or keep what a layer's hook has found, and stop where that was the last one."""
@@ -211,6 +224,8 @@ class Session(Mapping[int, T], Generic[T]):
                 "positions need to know the padding: give the attention mask as (batch, tokens)"
             )
         self._mask = mask if _is_flat(mask) else None
+        tokens = tokens_of(given)
+        self._n_tokens = 0 if tokens is None else tokens.shape[1]
         self._now, self._index, self._bounds = {}, {}, None
         if self.stop:
             self.module(self.deepest)._forward_hooks.move_to_end(self._last.id)
@@ -284,6 +299,13 @@ def _checked(positions: Positions) -> tuple[int, ...] | None:
             f"positions: got {positions!r}, accepted: None for all, a number, a list of numbers"
         )
     return chosen
+
+
+def tokens_of(given: dict[str, Any]) -> Tensor | None:
+    """The tokens among a forward's arguments, or what stands for them: (batch, tokens, ...)."""
+    named = given.get("kwargs", {}) | given
+    found = (named.get(name) for name in ("input_ids", "inputs_embeds"))
+    return next((x for x in found if isinstance(x, Tensor) and x.ndim > 1), None)
 
 
 def _is_flat(mask: Any) -> bool:

@@ -78,7 +78,8 @@ class LoadedModel:
         """The facts of a model that is there already; a module of one's own may have no config."""
         config: Any = getattr(model, "config", None)
         config = config.get_text_config() if hasattr(config, "get_text_config") else config
-        weight = next(model.get_input_embeddings().parameters())
+        embedding = model.get_input_embeddings()
+        weight = next(embedding.parameters())
         context_length = getattr(config, "max_position_embeddings", None)
         types = getattr(config, "layer_types", None)
         bos = getattr(config if tokenizer is None else tokenizer, "bos_token_id", None)
@@ -94,7 +95,8 @@ class LoadedModel:
             context_length=context_length,
             learned_positions=_learned_positions(model, context_length),
             layer_types=None if types is None else tuple(types),
-            vocab_size=getattr(config, "vocab_size", len(weight)),
+            # Not the rows of the weight: an embedding of one's own may be no table.
+            vocab_size=getattr(config, "vocab_size", None) or embedding.num_embeddings,
             bos_token_id=bos,
             adds_bos=adds_bos,
         )

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from llmprobe.discovery import AttentionLayer, LayerChoice, eager_weights
 from llmprobe.errors import CaptureError
-from llmprobe.hooks import Positions, Session
+from llmprobe.hooks import Positions, Session, tokens_of
 from llmprobe.rows import AttentionCall, listening
 from llmprobe.runtime import free_memory
 
@@ -138,12 +138,12 @@ class RowCapture(Session[Rows]):
 
     def before_forward(self, given: dict[str, Any]) -> None:
         """Whole matrices are only made where they fit."""
-        tokens = given.get("input_ids")
-        tokens = given.get("inputs_embeds") if tokens is None else tokens
-        if not self._whole or not isinstance(tokens, Tensor):
+        tokens = tokens_of(given)
+        square = [layer for layer in self._whole if not layer.last_only]
+        if not square or tokens is None:
             return
         batch, length = tokens.shape[:2]
-        n_heads = max(layer.n_heads for layer in self._whole)
+        n_heads = max(layer.n_heads for layer in square)
         need = 3 * 4 * batch * n_heads * length**2  # scores, weights, and one in passing
         free = free_memory(tokens.device)
         if need > free:
@@ -156,10 +156,16 @@ class RowCapture(Session[Rows]):
     def _weights_hook(self, layer: AttentionLayer) -> Callable[[nn.Module, Any, Any], None]:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             length = output[0].shape[1]
-            weights = next((x for x in output[1:] if _are_weights(x, length)), None)
+            # Of a single query some modules return (batch, heads, tokens).
+            given = [x for x in output[1:] if isinstance(x, Tensor)]
+            given = [x[:, :, None] if layer.last_only and x.ndim == 3 else x for x in given]
+            weights = next((x for x in given if _are_weights(x, length)), None)
             if weights is None:
-                raise CaptureError(f"{layer.path} returned no attention weights")
-            rows = self.take(weights.transpose(1, 2)).transpose(1, 2)
+                raise CaptureError(
+                    f"{layer.path} ({type(module).__name__}) returned no attention weights, or "
+                    "negative ones"
+                )
+            rows = self.take(layer, weights.transpose(1, 2)).transpose(1, 2)
             starts = self.key_starts(len(weights), length, weights.shape[3], weights.device)
             self.see(layer, self._rows(rows, starts))
 
@@ -178,8 +184,8 @@ class RowCapture(Session[Rows]):
         return Rows.join(parts, dim=0)
 
 
-def _are_weights(x: Any, length: int) -> bool:
-    if not isinstance(x, Tensor) or x.ndim != 4 or x.shape[2] != length or x.shape[3] < length:
+def _are_weights(x: Tensor, length: int) -> bool:
+    if x.ndim != 4 or x.shape[2] != length or x.shape[3] < length:
         return False
     return bool((x >= 0).all())
 

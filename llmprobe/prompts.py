@@ -12,8 +12,8 @@ beginnings of the long ones, so one pass over the longest serves all lengths.
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, partial
 from itertools import chain, count
 from typing import Any
 
@@ -41,6 +41,7 @@ _ONSETS = (*"bdfghklmnprstvz", "br", "dr", "gl", "kr", "pl", "st", "tr")
 _SYLLABLES = [a + b + c for a in _ONSETS for b in "aeiou" for c in ("", "", "l", "n", "r")]
 
 _Tokens = NDArray[np.int64]
+_Draw = Callable[[int, np.random.Generator], _Tokens]
 
 
 class Prompts(ABC):
@@ -99,14 +100,14 @@ class Prompts(ABC):
 
 
 class _DrawnPrompts(Prompts):
-    """Tokens drawn independently, each by its count."""
+    """Tokens drawn independently."""
 
-    def __init__(self, kind: str, counts: _Tokens, **options: Any) -> None:
+    def __init__(self, kind: str, draw: _Draw, **options: Any) -> None:
         super().__init__(kind, **options)
-        self._bounds = counts.cumsum()
+        self._draw = draw
 
     def _body(self, index: int, n_tokens: int) -> _Tokens:
-        return _draw(self._bounds, n_tokens, numpy_generator(self._seed, "prompt", index))
+        return self._draw(n_tokens, numpy_generator(self._seed, "prompt", index))
 
 
 class _WindowPrompts(Prompts):
@@ -282,19 +283,36 @@ def make_prompts(
     if kind == "dictionary":
         options |= {"vocab_size": vocab_size, "shortest": min(lengths)}
         return DictionaryPrompts(kind, tokenizer, **options)
-    alike = np.arange(vocab_size)
-    tokens = alike if kind == "random" else _tokenize(tokenizer, text or "", vocab_size)
-    counts = np.bincount(tokens, minlength=vocab_size)
-    counts[[i for i in _special_ids(tokenizer) if i < vocab_size]] = 0
-    if bos_token_id is not None:
-        counts[bos_token_id] = 0
-    if not counts.any():
+    special = {i for i in (*_special_ids(tokenizer), bos_token_id) if i is not None}
+    left_out = np.array(sorted(i for i in special if i < vocab_size), np.int64)
+    if kind == "random":
+        n_ordinary = vocab_size - len(left_out)
+        draw: _Draw = partial(_draw_alike, n_ordinary, left_out)
+    else:
+        tokens = _tokenize(tokenizer, text or "", vocab_size)
+        counts = np.bincount(tokens, minlength=vocab_size)
+        counts[left_out] = 0
+        n_ordinary = int(counts.sum())
+        draw = partial(_draw, counts.cumsum())
+    if n_ordinary == 0:
         raise ValueError(f"prompts: {kind} finds no ordinary token to draw; use another text")
     if query == "fixed":
-        options["query_token"] = int(_draw(counts.cumsum(), 1, generator)[0])
+        options["query_token"] = int(draw(1, generator)[0])
     if kind == "text":
         return _WindowPrompts(kind, tokens, **options)
-    return _DrawnPrompts(kind, counts, **options)
+    return _DrawnPrompts(kind, draw, **options)
+
+
+def _draw_alike(
+    n_ordinary: int, left_out: _Tokens, n_tokens: int, generator: np.random.Generator
+) -> _Tokens:
+    """What `_draw` gives where all counts are one and those of `left_out`, ascending, are zero.
+
+    Without an array of all tokens, of which a computed embedding may have very many.
+    """
+    drawn = generator.integers(n_ordinary, size=n_tokens)
+    n_ordinary_before = left_out - np.arange(len(left_out))
+    return drawn + np.searchsorted(n_ordinary_before, drawn, side="right")
 
 
 def _draw(bounds: _Tokens, n_tokens: int, generator: np.random.Generator) -> _Tokens:

@@ -119,7 +119,10 @@ def prefixes_agree(
 
     Looked at where the next to longest ends, and the shortest: scaling of positions shows best
     where there are many keys. Where the longest does not fit the memory, shorter ones are tried.
+    Attention that answers for the last token alone has nothing to show for the beginning.
     """
+    if any(layer.last_only for layer in layers):
+        return False
     long, short = max(lengths), sorted(lengths)[-2]
     positions = [min(lengths) - 1, short - 1]
     while True:
@@ -137,8 +140,11 @@ def prefixes_agree(
 def chunks_agree(model: nn.Module, prompts: Prompts, layers: Sequence[AttentionLayer]) -> bool:
     """Whether a short prompt in chunks over a cache gives what it gives as a whole.
 
-    Not every state-space or sparse layer goes on where its cache has stopped.
+    Not every state-space or sparse layer goes on where its cache has stopped; attention that
+    answers for the last token alone has no cache.
     """
+    if any(layer.last_only for layer in layers):
+        return False
     length = min(prompts.longest, 100)
     while length >= 3:
         positions = list(range(length - 1, -1, -7))[::-1]
@@ -213,7 +219,8 @@ def run_sweep(
 def _forget_lengths(model: nn.Module, prompts: Prompts) -> None:
     """A short prompt makes dynamic scaling of positions forget the longer ones before it."""
     with torch.inference_mode():
-        tokens = prompts.batch([0], prompts.longest)[:, :1]
+        # Two tokens: attention that answers for the last one alone needs one to look at.
+        tokens = prompts.batch([0], prompts.longest)[:, :2]
         model(tokens.to(input_device(model)), **_options(model))
 
 

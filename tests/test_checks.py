@@ -5,7 +5,8 @@ import torch
 from families import FAMILIES, tiny
 from torch import nn
 
-from llmprobe import check_capture
+from llmprobe import UnsupportedModelError, check_capture
+from llmprobe.synthetic.network import SetNetwork
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -87,3 +88,8 @@ def test_a_tokenizer_is_asked_for_its_beginning():
 def test_too_short_a_check_is_refused():
     with pytest.raises(ValueError, match="length: got 4"):
         check_capture(nn.Identity(), length=4)
+
+
+def test_attention_for_the_last_token_alone_is_refused():
+    with pytest.raises(UnsupportedModelError, match=r"SetNetwork answers for the last token alone"):
+        check_capture(SetNetwork("argmax", width=8))

@@ -29,6 +29,7 @@ def test_the_attention_layers_of_every_family(family):
         assert layer.projection.startswith(layer.path)
         assert layer.output == (layer.projection if family == "bloom" else layer.path)
         assert layer.interface == (family not in OLD)
+        assert not layer.last_only
         if family in MULTI_QUERY:
             assert layer.n_kv_heads == 1
         elif family in ("llama", "gemma2", "mistral", "qwen3", "jamba"):
@@ -143,3 +144,49 @@ class Own(nn.Module):
 def test_a_model_of_ones_own_declares_its_attention():
     (layer,) = attention_layers(Own())
     assert (layer.path, layer.projection, layer.n_heads) == ("attention", "attention.out", 2)
+
+
+class Single(Attention):
+    """One head, whose values are already where they go."""
+
+    def __init__(self, last_only=False):
+        super().__init__()
+        self.num_heads, self.last_only = 1, last_only
+        self.out = nn.Identity()
+
+    def forward(self, x):
+        x = self.value(x).cumsum(1)
+        return self.out(x[:, -1:] if self.last_only else x)
+
+
+class Changed(Attention):
+    """The identity behind the projection must not pass for it."""
+
+    def __init__(self):
+        super().__init__()
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x):
+        return self.drop(super().forward(x) * 2)
+
+
+def own(attention):
+    model = Own()
+    model.attention = attention
+    return model
+
+
+@pytest.mark.parametrize("last_only", [False, True])
+def test_an_identity_may_stand_where_the_projection_would(last_only):
+    (layer,) = attention_layers(own(Single(last_only)))
+    assert (layer.projection, layer.output) == ("attention.out", "attention")
+    assert (layer.n_heads, layer.head_size, layer.hidden_size) == (1, 8, 8)
+    assert layer.last_only == last_only
+
+
+def test_an_identity_behind_a_projection_is_not_taken_for_it():
+    with pytest.raises(UnsupportedModelError, match="does not end in an output projection"):
+        attention_layers(own(Changed()))
+    assert [x.projection for x in attention_layers(tiny("gpt2"))] == [
+        f"transformer.h.{n}.attn.c_proj" for n in (0, 1)
+    ]

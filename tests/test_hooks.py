@@ -7,6 +7,7 @@ from families import tiny
 from llmprobe.capture import capture_attention
 from llmprobe.errors import CaptureError
 from llmprobe.hooks import _bounds
+from llmprobe.synthetic.network import SetNetwork
 
 
 def test_bounds_of_prompts_padded_on_either_side():
@@ -33,3 +34,28 @@ def test_an_empty_prompt_is_an_error_not_an_index():
     mask = torch.tensor([[1, 1], [0, 0]])
     with pytest.raises(CaptureError), capture_attention(model, positions=-1):
         model(torch.ones(2, 2, dtype=int), attention_mask=mask)
+
+
+@pytest.mark.parametrize("at", ["output", "heads"])
+def test_attention_for_the_last_token_alone_counts_positions_in_tokens(at):
+    model, tokens = SetNetwork("argmax", width=8), torch.arange(18).view(2, 9)
+    with capture_attention(model, at=at) as every:
+        model(tokens)
+    assert every[0].shape[:2] == (2, 1)
+    for positions, n in ((-1, 1), (8, 1), ([-1, 8], 2)):
+        with capture_attention(model, positions=positions, at=at) as captured:
+            model(tokens)
+        assert torch.equal(captured[0], every[0].repeat_interleave(n, dim=1))
+        assert captured[0].data_ptr() != every[0].data_ptr()
+    for wrong in (0, -2, 7, [-1, 3]):
+        with (
+            pytest.raises(CaptureError, match=r"answers for the last token alone.*only -1"),
+            capture_attention(model, positions=wrong, at=at),
+        ):
+            model(tokens)
+    for beyond in (9, -10):
+        with (
+            pytest.raises(CaptureError, match="beyond prompt 0, which has 9"),
+            capture_attention(model, positions=beyond, at=at),
+        ):
+            model(tokens)

@@ -19,6 +19,8 @@ from transformers import PreTrainedTokenizerFast
 
 from llmprobe.errors import ModelLoadError
 from llmprobe.models import LoadedModel, load_model
+from llmprobe.synthetic.network import SetNetwork
+from llmprobe.synthetic.tasks import VOCAB_SIZE
 
 STORIES = ROOT.parent / "shared" / "data" / "stories260K"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -454,3 +456,10 @@ def test_a_real_gguf_file():
     tokens = loaded.tokenizer("The capital of France is", return_tensors="pt").input_ids
     best = loaded.model(tokens).logits[0, -1].argmax()
     assert loaded.tokenizer.decode(best).strip() == "Paris"
+
+
+def test_without_a_config_the_embedding_says_how_many_tokens_there_are():
+    """Its weight need not have a row for each."""
+    loaded = LoadedModel.of(SetNetwork("argmax", width=8))
+    assert loaded.vocab_size == VOCAB_SIZE
+    assert (loaded.name, loaded.context_length, loaded.bos_token_id) == ("SetNetwork", None, None)

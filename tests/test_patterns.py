@@ -8,6 +8,7 @@ from families import FAMILIES, batch, reference, tiny
 
 from llmprobe import CaptureError, UnsupportedModelError, capture_rows
 from llmprobe.patterns import Rows
+from llmprobe.synthetic.network import SetNetwork
 
 
 def check_close(got, expected):
@@ -149,3 +150,24 @@ def test_wrong_arguments_are_refused():
     for wrong in ({"positions": None}, {"k": 0}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             capture_rows(tiny("llama"), **wrong)
+
+
+@pytest.mark.parametrize("heads", [1, 4])
+def test_rows_of_attention_for_the_last_token_alone(heads, monkeypatch):
+    monkeypatch.setattr("llmprobe.patterns.free_memory", lambda device: 0)  # no matrix is made
+    model, tokens = SetNetwork("dictionary", width=8, heads=heads), torch.arange(18).view(2, 9)
+    with capture_rows(model, positions=[-1, 8], k=4, weights=True) as rows:
+        weights = model(tokens).weights
+    assert torch.equal(rows[0].weights, weights[:, None].expand(-1, 2, -1, -1))
+    assert torch.equal(rows[0].first[:, 0], weights[..., 0])
+    with pytest.raises(CaptureError, match="last token alone"), capture_rows(model, positions=0):
+        model(tokens)
+
+
+def test_negative_weights_have_no_rows():
+    model = SetNetwork("argmax", "normalized", width=8)
+    with (
+        pytest.raises(CaptureError, match="no attention weights, or negative"),
+        capture_rows(model),
+    ):
+        model(torch.arange(18).view(2, 9))

@@ -1,7 +1,9 @@
 """A prompt is what its seed, its number and its length say, whoever asks for it and how."""
 
 import re
+import tracemalloc
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from llmprobe import prompts as module
 from llmprobe.prompts import PROMPTS, _draw, make_prompts
+from llmprobe.runtime import numpy_generator
 
 SENTENCE = "the whale and the sea were old when the ship came to them over the grey water"
 TEXT = "\n".join(
@@ -177,6 +180,38 @@ def test_random_prompts_are_uniform_over_the_ordinary_tokens():
     assert chisquare(counts[3:]).pvalue > 0.01
     firsts = make("random", n_prompts=4000, lengths=[2]).batch(range(4000), 1)
     assert chisquare(np.bincount(firsts.flatten(), minlength=len(TOKENIZER))[3:]).pvalue > 0.01
+
+
+@pytest.mark.parametrize("query", ["free", "fixed"])
+@pytest.mark.parametrize("vocab_size", [5, 40, 300, len(TOKENIZER)])
+@pytest.mark.parametrize(
+    ("special", "bos"), [([], None), ([], 4), ([0], 0), ([0, 1, 3], 2), ([4, 17, 39, 299, 900], 3)]
+)
+def test_random_prompts_are_those_of_running_sums_over_all_tokens(special, bos, vocab_size, query):
+    tokenizer = SimpleNamespace(all_special_ids=special)
+    options = {"tokenizer": tokenizer, "vocab_size": vocab_size, "bos_token_id": bos}
+    prompts = make("random", seed=7, query=query, **options)
+    counts = np.ones(vocab_size, np.int64)
+    counts[[i for i in special if i < vocab_size]] = 0
+    if bos is not None:
+        counts[bos] = 0
+    end = [] if query == "free" else [*_draw(counts.cumsum(), 1, numpy_generator(7, "query"))]
+    begin = [] if bos is None else [bos]
+    for index in range(6):
+        n_own = 150 - len(begin) - len(end)
+        own = _draw(counts.cumsum(), n_own, numpy_generator(7, "prompt", index))
+        assert prompts.batch([index], 150)[0].tolist() == [*begin, *own, *end]
+
+
+def test_random_prompts_make_no_array_of_all_tokens():
+    options = {"tokenizer": None, "text": None, "bos_token_id": 3, "vocab_size": 2**24 * 10}
+    tracemalloc.start()
+    try:
+        prompts = make("random", query="fixed", **options)
+        assert prompts.batch(range(6), 150).max() > 2**24 * 9
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
 
 
 def test_random_prompts_need_no_tokenizer():

@@ -16,6 +16,7 @@ from llmprobe import (
 )
 from llmprobe.prompts import make_prompts
 from llmprobe.sweeps import chunks_agree, plan_sweep, prefixes_agree, run_sweep
+from llmprobe.synthetic.network import SetNetwork
 
 LENGTHS = (4, 8, 24, 100)
 
@@ -196,3 +197,32 @@ def test_a_plan_counts_tokens_and_grows_with_what_is_asked():
     for wrong in ({"batch_tokens": 0}, {"chunk": 0}):
         with pytest.raises(ValueError, match="accepted: 1 or more"):
             plan(**wrong)
+
+
+@pytest.mark.parametrize("variant", ["baseline", "ssmax", "normalized"])
+def test_attention_for_the_last_token_alone_takes_a_pass_a_length(variant):
+    model, prompts = SetNetwork("argmax", variant, width=8, heads=2), prompts_for()
+    layers = attention_layers(model)
+    handle = limit_memory(model, 0)  # nothing is tried
+    assert not prefixes_agree(model, prompts, LENGTHS, layers)
+    assert not chunks_agree(model, prompts, layers)
+    handle.remove()
+    found = sweep(model, prompts, one_pass=False)
+    assert len(found) == len(LENGTHS) * prompts.n_prompts
+    with pytest.raises(ValueError, match="leave --chunk out"):
+        probe_variance(model, LENGTHS, samples=2, chunk=4)
+
+
+def test_a_plan_for_parameters_with_an_axis_for_seeds():
+    model = SetNetwork("argmax", width=16)
+    plan = plan_sweep(
+        model,
+        attention_layers(model),
+        LENGTHS,
+        n_prompts=8,
+        one_pass=False,
+        batch_tokens=256,
+        chunk=None,
+    )
+    assert plan.flops == 2 * sum(p.numel() for p in model.attention.parameters()) * plan.n_tokens
+    assert 0 < plan.memory < 2**20
