@@ -16,6 +16,7 @@ import pytest
 import torch
 from samples import make_variance_result
 
+from llmprobe import cli
 from llmprobe.kinds import VarianceResult
 
 torch.set_num_threads(1)  # the models are tiny: more threads only wait for each other
@@ -43,3 +44,18 @@ def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
 @pytest.fixture
 def variance_result() -> VarianceResult:
     return make_variance_result()
+
+
+@pytest.fixture
+def call(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """A command as a shell would call it, in this process: (exit code, stdout, stderr)."""
+
+    def run_here(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["llmprobe", *map(str, arguments)])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        return caught.value.code or 0, *capsys.readouterr()
+
+    return run_here

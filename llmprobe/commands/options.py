@@ -1,0 +1,86 @@
+"""Options that several commands have, declared once, and what commands do with a folder."""
+
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+Debug = Annotated[bool, typer.Option("--debug", help="Show an error's traceback.")]
+Model = Annotated[
+    str, typer.Argument(help="Hub id (id@revision too), folder, .gguf file, or builtin.")
+]
+Lengths = Annotated[
+    str,
+    typer.Option(help="16..16384 doubles; 16..16384:20 is 20 log-spaced; 16,64,256; 1k = 1024."),
+]
+Layers = Annotated[str, typer.Option(help="all, 0, -1, or 0,4,8..12.")]
+At = Annotated[
+    str, typer.Option(help="output: after the output projection; heads: each head before it.")
+]
+Prompts = Annotated[str, typer.Option(help="random, unigram, text or dictionary.")]
+Text = Annotated[Path | None, typer.Option(help="Text file for unigram and text prompts.")]
+Dataset = Annotated[
+    str | None, typer.Option(help="NAME[:SPLIT] of a data set, or a file, that `datasets` loads.")
+]
+Samples = Annotated[int, typer.Option(help="Prompts at each length.")]
+Query = Annotated[str, typer.Option(help="free, or fixed: every prompt ends in the same token.")]
+Bos = Annotated[str, typer.Option(help="Begin prompts with BOS: auto (as the tokenizer), yes, no.")]
+Component = Annotated[int, typer.Option(help="The single feature to follow (Figure 1).")]
+Reference = Annotated[
+    int | None,
+    typer.Option(help="Length that drifts are measured from; the shortest if not given."),
+]
+Seed = Annotated[int, typer.Option(help="Of the prompts.")]
+Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub model.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
+DeviceMap = Annotated[
+    str | None, typer.Option(help="Spread the model over devices: auto, balanced, sequential.")
+]
+Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or float64.")]
+AllowPickle = Annotated[
+    bool, typer.Option("--allow-pickle", help="Load .bin weights, which can run code.")
+]
+TrustRemoteCode = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Run code that the model brings along.")
+]
+BatchTokens = Annotated[int | None, typer.Option(help="Tokens in one forward, at most.")]
+Chunk = Annotated[
+    int | None, typer.Option(help="Cut long prompts into chunks of so many tokens (less memory).")
+]
+Output = Annotated[
+    Path | None, typer.Option(help="Folder for the result; runs/COMMAND-MODEL if not given.")
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a result that is there.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No plan and no progress on stderr.")]
+
+
+def check_target(target: Path, overwrite: bool) -> None:
+    """Find out before the work, not after it, whether its result can be kept."""
+    if target.exists() and not overwrite:
+        raise ValueError(f"{target} is already there; use --overwrite or another --output")
+    if target.is_symlink() or (target.exists() and not (target / "result.json").is_file()):
+        raise ValueError(f"{target} is there and is no result; use another --output")
+    above = next(parent for parent in target.absolute().parents if parent.exists())
+    try:
+        Path(tempfile.mkdtemp(prefix=".llmprobe-", dir=above)).rmdir()
+    except OSError as error:
+        raise ValueError(
+            f"{target} cannot be written ({error.strerror}); use another --output"
+        ) from None
+
+
+def terminal_width() -> int | None:
+    """None where the output goes to no terminal: then nothing is left out or cut."""
+    from rich.console import Console
+
+    console = Console()
+    return console.width if console.is_terminal else None
+
+
+def print_table(table: Any) -> None:
+    from rich.console import Console
+
+    Console(width=terminal_width() or 400).print(table)

@@ -1,0 +1,218 @@
+"""`check`, `variance` and `attention`: the commands that look at a model."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llmprobe.commands.options import (
+    AllowPickle,
+    At,
+    BatchTokens,
+    Bos,
+    Chunk,
+    Component,
+    Dataset,
+    Debug,
+    Device,
+    DeviceMap,
+    DryRun,
+    Dtype,
+    Json,
+    Layers,
+    Lengths,
+    Model,
+    Output,
+    Overwrite,
+    Prompts,
+    Query,
+    Quiet,
+    Reference,
+    Revision,
+    Samples,
+    Seed,
+    Text,
+    TrustRemoteCode,
+    check_target,
+    print_table,
+    terminal_width,
+)
+
+if TYPE_CHECKING:
+    from llmprobe.kinds import SeriesResult
+    from llmprobe.sweeps import SweepPlan
+
+
+def check(
+    model: Model = "builtin",
+    length: Annotated[int, typer.Option(help="Tokens in the prompts of the check.")] = 64,
+    revision: Revision = None,
+    device: Device = "auto",
+    device_map: DeviceMap = None,
+    dtype: Dtype = "auto",
+    allow_pickle: AllowPickle = False,
+    trust_remote_code: TrustRemoteCode = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Check that captures tell the truth about a model: hooks, eager attention, padding."""
+    from llmprobe.checks import check_capture
+    from llmprobe.models import load_model
+
+    loaded = load_model(
+        model,
+        revision=revision,
+        device=device,
+        device_map=device_map,
+        dtype=dtype,
+        allow_pickle=allow_pickle,
+        trust_remote_code=trust_remote_code,
+    )
+    if loaded.learned_positions is not None and length > loaded.learned_positions:
+        raise ValueError(f"length: got {length}, {loaded.name} has {loaded.learned_positions}")
+    report = check_capture(loaded.model, tokenizer=loaded.tokenizer, length=length)
+    if as_json:
+        document = {
+            "model": loaded.describe(),
+            "passed": report.passed,
+            "checks": [vars(line) for line in report.checks],
+        }
+        typer.echo(json.dumps(document, indent=2))
+    else:
+        facts = loaded.describe()
+        typer.echo(f"{facts['name']}: {facts['dtype']} on {facts['device']}, {facts['attention']}")
+        for line in report.checks:
+            sign = "ok  " if line.passed else "FAIL"
+            by = "" if line.difference is None else f"{line.difference:.1e}"
+            typer.echo(f"{sign}  {line.name:<40} {by:>8}  {line.detail}")
+    if not report.passed:
+        raise typer.Exit(1)
+
+
+def variance(
+    model: Model = "builtin",
+    lengths: Lengths = "16..1024",
+    layers: Layers = "0",
+    at: At = "output",
+    prompts: Prompts = "random",
+    text: Text = None,
+    dataset: Dataset = None,
+    samples: Samples = 64,
+    query: Query = "free",
+    bos: Bos = "auto",
+    component: Component = 0,
+    reference: Reference = None,
+    seed: Seed = 0,
+    device: Device = "auto",
+    device_map: DeviceMap = None,
+    dtype: Dtype = "auto",
+    batch_tokens: BatchTokens = None,
+    chunk: Chunk = None,
+    revision: Revision = None,
+    allow_pickle: AllowPickle = False,
+    trust_remote_code: TrustRemoteCode = False,
+    output: Output = None,
+    overwrite: Overwrite = False,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """How the variance of attention outputs falls with the length of the prompt."""
+    _probe("variance", **locals())
+
+
+def attention(
+    model: Model = "builtin",
+    lengths: Lengths = "16..1024",
+    layers: Layers = "0",
+    prompts: Prompts = "random",
+    text: Text = None,
+    dataset: Dataset = None,
+    samples: Samples = 64,
+    query: Query = "free",
+    bos: Bos = "auto",
+    seed: Seed = 0,
+    device: Device = "auto",
+    device_map: DeviceMap = None,
+    dtype: Dtype = "auto",
+    batch_tokens: BatchTokens = None,
+    revision: Revision = None,
+    allow_pickle: AllowPickle = False,
+    trust_remote_code: TrustRemoteCode = False,
+    output: Output = None,
+    overwrite: Overwrite = False,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Where attention looks as prompts get longer, and the variance that this predicts."""
+    _probe("attention", **locals())
+
+
+def _probe(command: str, **options: Any) -> None:
+    """What `variance` and `attention` share: load, plan, run with a bar, save, print."""
+    from llmprobe.discovery import parse_layers
+    from llmprobe.models import load_model
+    from llmprobe.runtime import progress
+
+    model, output = options.pop("model"), options.pop("output")
+    dry_run, as_json, quiet = (options.pop(name) for name in ("dry_run", "as_json", "quiet"))
+    overwrite = options.pop("overwrite")
+    options.pop("debug")
+    target = output or Path("runs") / f"{command}-{_slug(model)}"
+    if not dry_run:
+        check_target(target, overwrite)
+    options["layers"] = parse_layers(options["layers"])
+    where = ("revision", "device", "device_map", "dtype", "allow_pickle", "trust_remote_code")
+    loaded = load_model(model, **{name: options.pop(name) for name in where})
+    with progress(quiet=quiet) as bar:
+        task = bar.add_task(command, total=None, note="tokens")
+
+        def on_plan(plan: "SweepPlan") -> None:
+            bar.update(task, total=plan.n_tokens)
+            if dry_run:
+                typer.echo(plan.describe())
+                raise typer.Exit
+            if not quiet:
+                typer.echo(f"{loaded.name}: {plan.describe()}", err=True)
+
+        result: SeriesResult = _probes()[command](
+            loaded, **options, on_plan=on_plan, advance=lambda n: bar.advance(task, n)
+        )
+    result.save(target, overwrite=overwrite, figures=("png", "pdf"))
+    _show(result, target, as_json)
+
+
+def _probes() -> dict[str, Callable[..., Any]]:
+    from llmprobe.dispersion import probe_attention
+    from llmprobe.probing import probe_variance
+
+    return {"variance": probe_variance, "attention": probe_attention}
+
+
+def _show(result: "SeriesResult", target: Path, as_json: bool) -> None:
+    from llmprobe import reports
+    from llmprobe.kinds import VarianceResult
+
+    if as_json:
+        typer.echo(json.dumps(result.to_document() | {"output": target.name}))
+        return
+    typer.echo(result.headline())
+    print_table(reports.table_of(result, width=terminal_width()))
+    if isinstance(result, VarianceResult):
+        if result.accuracy:
+            shares = (f"{n}: {a:.0%}" for n, a in zip(result.lengths, result.accuracy, strict=True))
+            typer.echo(f"first token of the answer right, by length: {', '.join(shares)}")
+        typer.echo(result.reading())
+    for warning in result.warnings:
+        typer.echo(f"note: {warning}")
+    typer.echo(f"saved: {target} (result.json, arrays.npz, {result.kind}.png, {result.kind}.pdf)")
+
+
+def _slug(model: str) -> str:
+    return re.sub(r"[^\w.-]+", "-", Path(model).name if Path(model).exists() else model).strip("-")

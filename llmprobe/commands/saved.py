@@ -1,0 +1,75 @@
+"""`plot` and `compare`: the commands that open saved results."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from llmprobe.commands.options import Debug, print_table
+
+
+def plot(
+    folder: Annotated[Path, typer.Argument(help="A saved result.")],
+    kind: Annotated[
+        str | None, typer.Option(help="Which figure; the main one if not given.")
+    ] = None,
+    file_format: Annotated[str, typer.Option("--format", help="png, pdf or svg.")] = "png",
+    width: Annotated[float | None, typer.Option(help="In inches.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="File to write; KIND.FORMAT in the folder if not given.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Draw a figure of a saved result; needs neither the model nor torch."""
+    from llmprobe.kinds import load_result
+
+    if file_format not in ("png", "pdf", "svg"):
+        raise ValueError(f"format: got {file_format!r}, accepted: png, pdf, svg")
+    if width is not None and not 1 <= width <= 40:
+        raise ValueError(f"width: got {width}, accepted: 1 to 40 inches")
+    if output is not None and output.suffix != f".{file_format}":
+        raise ValueError(
+            f"output: {output} does not end in .{file_format}; give a fitting --format"
+        )
+    result = load_result(folder)
+    target = output or folder / f"{kind or next(iter(result.plots))}.{file_format}"
+    result.save_figure(target, kind, width=width)
+    typer.echo(str(target))
+
+
+def compare(
+    folders: Annotated[list[Path], typer.Argument(help="Saved variance results.")],
+    output: Annotated[Path, typer.Option(help="Figure to write: .png, .pdf or .svg.")] = Path(
+        "runs/compare.png"
+    ),
+    debug: Debug = False,
+) -> None:
+    """Overlay several variance results in one figure and table their slopes."""
+    from matplotlib import pyplot as plt
+
+    from llmprobe import plots, reports
+    from llmprobe.kinds import VarianceResult, load_result
+
+    if output.suffix not in (".png", ".pdf", ".svg"):
+        raise ValueError(f"output: got {output}, accepted: a name that ends in .png, .pdf or .svg")
+    results = [(folder, load_result(folder)) for folder in folders]
+    for folder, result in results:
+        if not isinstance(result, VarianceResult):
+            raise ValueError(
+                f"{folder} is a result of {result.kind}; compare takes variance results"
+            )
+    names = [result.provenance.model for _, result in results]
+    if len(set(names)) < len(names):
+        names = [folder.name for folder, _ in results]
+    if len(set(names)) < len(names):
+        names = [str(folder) for folder, _ in results]
+    if len(set(names)) < len(names):
+        raise ValueError("compare: the same folder was given twice")
+    named = dict(zip(names, (result for _, result in results), strict=True))
+    print_table(reports.compare_table(named.items()))  # type: ignore[arg-type]
+    axes = plots.draw_comparison({name: result.to_frame() for name, result in named.items()})
+    output.parent.mkdir(parents=True, exist_ok=True)
+    plt.figure(axes.get_figure(root=True))
+    plt.savefig(output, dpi=200)
+    plt.close()
+    typer.echo(f"figure: {output}")
