@@ -35,3 +35,7 @@ class ModelLoadError(LLMProbeError):
 
 class PromptError(LLMProbeError):
     """A data set gave no text for prompts: not found, not reachable, damaged, without text."""
+
+
+class CheckpointError(LLMProbeError):
+    """A training cannot go on from what is in its folder: of other settings, or damaged."""

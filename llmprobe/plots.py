@@ -4,7 +4,7 @@ One style serves a notebook and a paper: colors that the color-blind tell apart,
 of powers of two, the statistic, its axis and the number of prompts in the labels.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import cycle
 from typing import Any
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 COLUMN_WIDTH = 3.5
 """Inches: one column of a two-column paper."""
 _MAX_LABELED = 9
-_MAX_PANELS = 8
+MAX_PANELS = 8
 _LINES = {"full": "-", "sliding": "-.", "linear": (0, (1, 1))}
 
 _STYLE = {
@@ -60,11 +60,11 @@ def draw_decay(
     rate of attention that disperses. `slopes` and `types` (full, sliding, linear), one for each
     series, stand in the legend; lines of other types than full are broken.
     """
-    with _axes(ax, legend=True) as ax:
+    with styled_axes(ax, legend=True) as ax:
         series = _series(frame)
         kinds = types or ["full"] * len(series)
         for number, ((name, part), color) in enumerate(
-            zip(series.items(), _palette(len(series)), strict=False)
+            zip(series.items(), palette(len(series)), strict=False)
         ):
             kind = kinds[number]
             label = name if kind == "full" else f"{name}, {kind}"
@@ -77,7 +77,7 @@ def draw_decay(
             if component is not None and len(series) <= _MAX_LABELED:
                 ax.plot(part.length, part.component_std, color=color, lw=0.8, ls="--")
         _draw_reference_slope(frame, ax)
-        _length_axis(ax, frame.length)
+        length_axis(ax, frame.length)
         ax.set_yscale("log")
         ax.set_ylabel(f"standard deviation over {_prompts(frame)} prompts")
         if component is not None and len(series) <= _MAX_LABELED:
@@ -90,8 +90,8 @@ def draw_decay(
 
 def draw_comparison(frames: Mapping[str, pd.DataFrame], *, ax: Axes | None = None) -> Axes:
     """The median standard deviations of several results against length, one color a result."""
-    with _axes(ax, legend=True) as ax:
-        for (name, frame), color in zip(frames.items(), _palette(len(frames)), strict=False):
+    with styled_axes(ax, legend=True) as ax:
+        for (name, frame), color in zip(frames.items(), palette(len(frames)), strict=False):
             series = _series(frame)
             width = 1.4 if len(series) == 1 else 0.8
             for number, part in enumerate(series.values()):
@@ -99,7 +99,7 @@ def draw_comparison(frames: Mapping[str, pd.DataFrame], *, ax: Axes | None = Non
                 ax.plot(part.length, part.std_median, color=color, lw=width, alpha=0.8, label=label)
         joined = pd.concat(frames.values())
         _draw_reference_slope(joined, ax)
-        _length_axis(ax, joined.length)
+        length_axis(ax, joined.length)
         ax.set_yscale("log")
         ax.set_ylabel(f"standard deviation over {_prompts(joined)} prompts,\nmedian over features")
         _legend(ax, len(frames))
@@ -113,7 +113,7 @@ def draw_slopes(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     )
     n_layers, n_heads = heads.shape
     width, height = max(2.2, 1 + 0.3 * n_heads), max(1.8, 0.9 + 0.2 * n_layers)
-    with _axes(ax, width=width, height=height) as ax:
+    with styled_axes(ax, width=width, height=height) as ax:
         sns.heatmap(
             heads.astype(float),
             ax=ax,
@@ -138,13 +138,13 @@ def draw_slopes(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
 
 def draw_drift(frame: pd.DataFrame, *, reference: int, ax: Any = None) -> NDArray[Any]:
     """Drift of the global mean, and the global variance, against length (Figure 3)."""
-    with _axes(ax, n_panels=2, panels=True, width=2 * COLUMN_WIDTH, legend=True) as axes:
+    with styled_axes(ax, n_panels=2, panels=True, width=2 * COLUMN_WIDTH, legend=True) as axes:
         series = _series(frame)
-        for (name, part), color in zip(series.items(), _palette(len(series)), strict=False):
+        for (name, part), color in zip(series.items(), palette(len(series)), strict=False):
             axes[0].plot(part.length, part.mean_drift, color=color, label=name)
             axes[1].plot(part.length, part.global_variance, color=color, label=name)
         for panel in axes:
-            _length_axis(panel, frame.length)
+            length_axis(panel, frame.length)
         axes[0].axhline(0, color="0.55", lw=0.8, ls=":")
         axes[0].set_ylabel(f"(global mean − that at {reference}) /\nglobal variance at {reference}")
         axes[1].set_yscale("log")
@@ -155,7 +155,7 @@ def draw_drift(frame: pd.DataFrame, *, reference: int, ax: Any = None) -> NDArra
 
 def draw_features(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     """Distributions of single features by length (Figure 2); `frame` has one row a value."""
-    with _axes(ax, width=2 * COLUMN_WIDTH, legend=True) as ax:
+    with styled_axes(ax, width=2 * COLUMN_WIDTH, legend=True) as ax:
         sns.violinplot(
             frame.assign(feature=frame.feature.astype(str)),
             x="length",
@@ -178,13 +178,13 @@ def draw_features(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
 
 def draw_dispersion(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     """Effective tokens 1/Σa² of the last query against length; uniform attention has N."""
-    with _axes(ax, legend=True) as ax:
+    with styled_axes(ax, legend=True) as ax:
         series = _series(frame)
-        for (name, part), color in zip(series.items(), _palette(len(series)), strict=False):
+        for (name, part), color in zip(series.items(), palette(len(series)), strict=False):
             ax.plot(part.length, part.effective, color=color, marker=_marker(part), label=name)
         lengths = np.array(sorted(set(frame.length)), dtype=float)
         ax.plot(lengths, lengths, color="0.55", lw=1, ls=":", label="uniform: N", zorder=1)
-        _length_axis(ax, frame.length)
+        length_axis(ax, frame.length)
         ax.set_yscale("log", base=2)
         ax.set_ylabel(f"effective tokens 1/Σa²,\nmean over {_prompts(frame)} prompts")
         _legend(ax, len(series))
@@ -193,7 +193,7 @@ def draw_dispersion(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
 
 def draw_prediction(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     """Measured variance of head outputs against what dispersion alone predicts."""
-    with _axes(ax, legend=True) as ax:
+    with styled_axes(ax, legend=True) as ax:
         known = frame[frame.predicted_variance.notna()]
         if known.empty:
             raise ValueError("prediction: this model does not show its values, so there is none")
@@ -217,8 +217,10 @@ def draw_weights(
     top: NDArray[Any], lengths: Sequence[int], *, title: str, ax: Any = None
 ) -> NDArray[Any]:
     """The largest attention weights (lengths, prompts, rank) as a heat map a length (Figure 4)."""
-    shown = _spread(range(len(lengths)), _MAX_PANELS)
-    with _axes(ax, n_panels=len(shown), panels=True, width=2 * COLUMN_WIDTH, height=2.2) as axes:
+    shown = spread(range(len(lengths)), MAX_PANELS)
+    with styled_axes(
+        ax, n_panels=len(shown), panels=True, width=2 * COLUMN_WIDTH, height=2.2
+    ) as axes:
         for panel, number in zip(axes, shown, strict=True):
             scale = LogNorm(vmin=1e-4, vmax=1, clip=True)
             image = panel.imshow(top[number], norm=scale, cmap="viridis", aspect="auto")
@@ -242,7 +244,7 @@ def _series(frame: pd.DataFrame) -> Mapping[str, pd.DataFrame]:
     return {series_name(*key): part for key, part in groups}
 
 
-def _spread(items: Sequence[int], n: int) -> list[int]:
+def spread(items: Sequence[int], n: int) -> list[int]:
     """At most n of the items, evenly, the first and the last among them."""
     if len(items) <= n:
         return list(items)
@@ -271,17 +273,25 @@ def _legend(ax: Axes, n_series: int) -> None:
     ax.legend(handles, labels, loc="upper left", bbox_to_anchor=(1, 1))
 
 
-def _length_axis(ax: Axes, lengths: "pd.Series[int]") -> None:
+def length_axis(
+    ax: Axes,
+    lengths: Iterable[int],
+    *,
+    label: str = "prompt length N (tokens)",
+    n_ticks: int = 7,
+) -> None:
+    """Powers of two across, with ticks at the lengths, or at some of them, the last included."""
     ticks = sorted(set(lengths))
     ax.set_xscale("log", base=2)
-    ax.set_xlabel("prompt length N (tokens)")
-    step = 1 + (len(ticks) - 1) // 7
+    ax.set_xlabel(label)
+    step = 1 + (len(ticks) - 1) // n_ticks
     ax.xaxis.set_major_locator(FixedLocator([float(n) for n in ticks[::-step]]))
     ax.xaxis.set_minor_locator(NullLocator())
     ax.xaxis.set_major_formatter(FuncFormatter(lambda n, _: f"{n:.0f}"))
 
 
-def _palette(n: int) -> Iterator[tuple[float, ...]]:
+def palette(n: int) -> Iterator[tuple[float, ...]]:
+    """Colors for n series: told apart by all where they are few, a scale where they are many."""
     few = n <= _MAX_LABELED
     return cycle(sns.color_palette("colorblind", n) if few else sns.color_palette("viridis", n))
 
@@ -292,10 +302,11 @@ def _prompts(frame: pd.DataFrame) -> str:
 
 
 @contextmanager
-def _axes(
+def styled_axes(
     ax: Any,
     *,
     n_panels: int = 1,
+    n_rows: int = 1,
     panels: bool = False,
     width: float = COLUMN_WIDTH,
     height: float = 0.72 * COLUMN_WIDTH,
@@ -306,7 +317,7 @@ def _axes(
         if ax is None:
             size = (width + (1.1 if legend else 0), height)
             _, grid = plt.subplots(
-                1, n_panels, figsize=size, layout="constrained", squeeze=not panels
+                n_rows, n_panels, figsize=size, layout="constrained", squeeze=not panels
             )
             ax = grid.ravel() if panels else grid
         yield ax

@@ -25,7 +25,7 @@ import numpy as np
 
 import llmprobe
 from llmprobe.errors import LLMProbeError, ResultFormatError
-from llmprobe.storage import read_arrays, sync, write_arrays, write_folder
+from llmprobe.storage import read_arrays, sync, write_arrays, write_folder, write_into
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -137,14 +137,12 @@ class Result(ABC):
         `figures` are formats (png, pdf, svg) in which to put the default figure beside it.
         """
         target = Path(folder).expanduser()
-
-        def write(beside: Path) -> None:
-            self._write(beside)
-            for ending in figures:
-                self.save_figure(beside / f"{self.kind}.{ending}")
-
-        write_folder(target, write, overwrite=overwrite)
+        write_folder(target, lambda beside: self._write_all(beside, figures), overwrite=overwrite)
         return target
+
+    def save_into(self, folder: Path, *, figures: Sequence[str] = ()) -> None:
+        """Write the result's files into a folder that holds other things as well."""
+        write_into(folder, lambda beside: self._write_all(beside, figures), last="result.json")
 
     def save_figure(
         self, path: Path, kind: str | None = None, *, width: float | None = None
@@ -158,6 +156,11 @@ class Result(ABC):
             figure.set_size_inches(width, width * figure.get_figheight() / figure.get_figwidth())
         figure.savefig(path, dpi=200)
         plt.close(figure)
+
+    def _write_all(self, folder: Path, figures: Sequence[str]) -> None:
+        self._write(folder)
+        for ending in figures:
+            self.save_figure(folder / f"{self.kind}.{ending}")
 
     def _write(self, folder: Path) -> None:
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}

@@ -51,6 +51,19 @@ def write_folder(target: Path, write: Callable[[Path], None], *, overwrite: bool
     sync(target.parent)
 
 
+def write_into(target: Path, write: Callable[[Path], None], *, last: str) -> None:
+    """Have `write` add files to a folder that is there; once `last` is seen, all of them are."""
+    beside = target / f".{os.getpid()}.partial"
+    try:
+        beside.mkdir()
+        write(beside)
+        for path in sorted(beside.iterdir(), key=lambda path: path.name == last):
+            path.replace(target / path.name)
+        sync(target)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
 def sync(path: Path) -> None:
     """Wait until a file, or a folder's list of files, is on the disk."""
     handle = os.open(path, os.O_RDONLY)

@@ -1,0 +1,1 @@
+"""The lab: small attention models, trained many seeds at once on synthetic tasks."""

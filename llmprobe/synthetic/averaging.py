@@ -1,0 +1,128 @@
+"""Averages of the weights along a training, which leave the training itself untouched.
+
+    ema    EMA_t = decay EMA_{t-1} + (1 - decay) θ_t
+    bema   EMA_t = (1 - β_t) EMA_{t-1} + β_t θ_t, evaluated as α_t (θ_t - θ_0) + EMA_t
+           with α_t = (ρ + γ t)^-η and β_t = (ρ + γ t)^-κ: bias-corrected, arXiv 2508.00180
+
+θ_0 are the weights at the end of the burn-in, t counts the steps since then. Weights may have any
+axes before their own, such as one for seeds.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Weights = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Averaging(ABC):
+    """When an average is updated and how; the weights it keeps are `Average`'s."""
+
+    burn_in: int = 0
+    """Steps before the first weights that count."""
+    period: int = 1
+    """Steps from one update to the next."""
+
+    def __post_init__(self) -> None:
+        if self.burn_in < 0 or self.period < 1:
+            raise ValueError(
+                f"averaging: got burn_in {self.burn_in} and period {self.period}, accepted: 0 or "
+                "more and 1 or more"
+            )
+
+    @abstractmethod
+    def rate(self, t: int) -> float:
+        """The share of the present weights in an update, t steps after the burn-in."""
+
+    def correction(self, t: int) -> float:
+        """The share of the whole way since the burn-in that is added on evaluation."""
+        return 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ema(Averaging):
+    """The exponential moving average."""
+
+    decay: float = 0.999
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.decay < 1:
+            raise ValueError(f"ema decay: got {self.decay}, accepted: 0 or more and less than 1")
+
+    def rate(self, t: int) -> float:
+        return 1 - self.decay
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bema(Averaging):
+    """The bias-corrected one; the letters are those of arXiv 2508.00180."""
+
+    kappa: float = 0.5
+    eta: float = 0.2
+    gamma: float = 1.0
+    rho: float = 10.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rho < 1 or min(self.kappa, self.eta, self.gamma) < 0:
+            raise ValueError(
+                f"bema: got {self}, accepted: a lag rho of 1 or more, the others 0 or more"
+            )
+
+    def rate(self, t: int) -> float:
+        return float((self.rho + self.gamma * t) ** -self.kappa)
+
+    def correction(self, t: int) -> float:
+        return float((self.rho + self.gamma * t) ** -self.eta)
+
+
+class Average:
+    """The running average of one training."""
+
+    def __init__(self, averaging: Averaging) -> None:
+        self.averaging = averaging
+        self.start: dict[str, Tensor] = {}
+        self.mean: dict[str, Tensor] = {}
+
+    def update(self, step: int, weights: Weights) -> None:
+        """Take in the weights after `step` steps; 0 is before the first."""
+        t = step - self.averaging.burn_in
+        if t < 0 or t % self.averaging.period:
+            return
+        if t == 0:
+            self.start = {name: w.detach().clone() for name, w in weights.items()}
+            self.mean = {name: w.clone() for name, w in self.start.items()}
+            return
+        rate = self.averaging.rate(t)
+        with torch.no_grad():
+            for name, mean in self.mean.items():
+                mean.lerp_(weights[name], rate)
+
+    def weights(self, step: int, weights: Weights) -> dict[str, Tensor]:
+        """The average after `step` steps, where `weights` are the raw ones; those in a burn-in."""
+        t = step - self.averaging.burn_in
+        if t <= 0:
+            return {name: w.detach().clone() for name, w in weights.items()}
+        share = self.averaging.correction(t)
+        return {
+            name: self.mean[name] + share * (w.detach() - self.start[name])
+            for name, w in weights.items()
+        }
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything it has kept, as flat names."""
+        return {f"start.{name}": w for name, w in self.start.items()} | {
+            f"mean.{name}": w for name, w in self.mean.items()
+        }
+
+    def load(self, state: Weights) -> None:
+        """Go on from what `state()` gave."""
+        for part, into in (("start.", self.start), ("mean.", self.mean)):
+            into.update(
+                (k.removeprefix(part), w.clone()) for k, w in state.items() if k.startswith(part)
+            )

@@ -1,0 +1,50 @@
+"""Checkpoints: tensors and a few facts in one safetensors file, replaced in one step."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from llmprobe.errors import CheckpointError
+from llmprobe.storage import sync
+
+
+def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+    """Write beside and rename, so that whatever happens the old one or the new one is whole."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    plain = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
+    try:
+        save_file(plain, beside, metadata={"llmprobe": json.dumps(facts)})
+        sync(beside)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What `write_checkpoint` wrote."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            facts = json.loads((file.metadata() or {})["llmprobe"])
+            return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118
+    except (SafetensorError, OSError, KeyError, ValueError) as error:
+        raise CheckpointError(
+            f"{path} is no readable checkpoint ({error}); remove it to train its seeds again"
+        ) from None
+
+
+def check_same(where: Path, there: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Refuse to mix configurations; the error says what differs."""
+    wanted = json.loads(json.dumps(wanted))
+    names = sorted({*there, *wanted})
+    other = [n for n in names if there.get(n) != wanted.get(n)]
+    if other:
+        words = ", ".join(f"{n} {there.get(n)!r} (asked: {wanted.get(n)!r})" for n in other)
+        raise CheckpointError(
+            f"{where} holds another training: {words}; use another --output or --overwrite"
+        )

@@ -1,0 +1,79 @@
+"""Layers of many seeds at once: each parameter has a first axis for them.
+
+A batch holds one seed's examples after another's, (seeds * batch, ...), so that what comes out of a
+module has the shape that it would have for one seed.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+def by_seed(x: Tensor, seeds: int) -> Tensor:
+    """(seeds * batch, ...) to (seeds, batch, ...)."""
+    return x.unflatten(0, (seeds, -1))
+
+
+class SeedLinear(nn.Module):
+    """A linear map for each seed: (seeds * batch, n, inputs) to (seeds * batch, n, outputs)."""
+
+    def __init__(self, seeds: int, inputs: int, outputs: int, *, bias: bool = True) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(seeds, inputs, outputs))
+        self.bias = nn.Parameter(torch.zeros(seeds, outputs)) if bias else None
+
+    def draw(self, seed: int, generator: torch.Generator) -> None:
+        """The initial values of one seed, distributed as those of `nn.Linear`."""
+        bound = 1 / math.sqrt(self.weight.shape[1])
+        for parameter in self.parameters():
+            parameter.data[seed].uniform_(-bound, bound, generator=generator)
+
+    def forward(self, x: Tensor) -> Tensor:
+        seeds = len(self.weight)
+        rows = x.reshape(seeds, -1, x.shape[-1])
+        if self.bias is None:
+            mapped = torch.bmm(rows, self.weight)
+        else:
+            mapped = torch.baddbmm(self.bias[:, None], rows, self.weight)
+        return mapped.view(*x.shape[:-1], -1)
+
+
+class SeedMlp(nn.Module):
+    """Two linear maps with a GELU between."""
+
+    def __init__(self, seeds: int, inputs: int, width: int, outputs: int) -> None:
+        super().__init__()
+        self.first = SeedLinear(seeds, inputs, width)
+        self.second = SeedLinear(seeds, width, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(F.gelu(self.first(x)))
+
+
+class SeedNorm(nn.Module):
+    """LayerNorm of the last axis, RMSNorm where not centered; gain and bias are a seed's own."""
+
+    def __init__(
+        self, seeds: int, size: int, *, gain: bool = False, bias: bool = False, center: bool = True
+    ) -> None:
+        super().__init__()
+        self.size = size
+        self.center = center
+        self.gain = nn.Parameter(torch.ones(seeds, size)) if gain else None
+        self.bias = nn.Parameter(torch.zeros(seeds, size)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        normalize = F.layer_norm if self.center else F.rms_norm
+        x = normalize(x, (self.size,), eps=1e-5)
+        if self.gain is not None:
+            x = (by_seed(x, len(self.gain)) * _beside(self.gain, x)).flatten(0, 1)
+        if self.bias is not None:
+            x = (by_seed(x, len(self.bias)) + _beside(self.bias, x)).flatten(0, 1)
+        return x
+
+
+def _beside(parameter: Tensor, x: Tensor) -> Tensor:
+    """A parameter (seeds, size) with the axes of x (seeds * batch, ..., size) between."""
+    return parameter.view(len(parameter), *[1] * (x.ndim - 1), -1)

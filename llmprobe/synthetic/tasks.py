@@ -1,0 +1,150 @@
+"""Tasks without order whose answer stands in one item: argmax retrieval and dictionary lookup.
+
+A set is written as tokens, so that a trained network is probed like any language model: its items,
+then the query. A token is a number of 24 bits and a class, `number * N_CLASSES + class`; a task
+says what the number means. The length of a set counts its items, the query is one token more.
+
+    tokens, labels = TASKS["argmax"].sample(128, length=16, generator=generator)
+"""
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+N_CLASSES = 10
+N_BITS = 24
+"""As many as a float32 drawn from U(0, 1) has."""
+VOCAB_SIZE = N_CLASSES * 2**N_BITS
+
+
+class Task(ABC):
+    """What the tokens of a set mean, and which class is the answer."""
+
+    name: str
+    item_size: int
+    """Numbers that describe an item."""
+    query_size: int
+    """Numbers that describe the query."""
+
+    @abstractmethod
+    def sample(self, batch: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Tokens (batch, length + 1) and labels (batch,), from the generator alone."""
+
+    @abstractmethod
+    def items(self, tokens: Tensor) -> Tensor:
+        """Items as a network sees them: (..., n) tokens to (..., n, item_size) numbers."""
+
+    @abstractmethod
+    def query(self, token: Tensor) -> Tensor:
+        """The query as a network sees it: (...) tokens to (..., query_size) numbers."""
+
+
+class ArgmaxTask(Task):
+    """Which class has the item of the highest priority?
+
+    An item is a priority from U(0, 1) and a class of ten. The query is a number without meaning.
+    This is the max retrieval of arXiv 2410.01104.
+
+    >>> quarter = 2**N_BITS // 4
+    >>> tokens = torch.tensor([[1 * quarter, 7], [3 * quarter, 4], [2 * quarter, 9], [0, 0]])
+    >>> tokens = tokens[:, 0] * N_CLASSES + tokens[:, 1]
+    >>> ArgmaxTask().items(tokens[:3])[:, 0]  # priorities
+    tensor([0.2500, 0.7500, 0.5000])
+    >>> ArgmaxTask().solve(tokens[None])  # the class of the second item
+    tensor([4])
+    """
+
+    name = "argmax"
+    item_size = 1 + N_CLASSES
+    query_size = 1
+
+    def sample(self, batch: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        tokens = torch.randint(VOCAB_SIZE, (batch, length + 1), generator=generator)
+        return tokens, self.solve(tokens)
+
+    def solve(self, tokens: Tensor) -> Tensor:
+        """The class of the item of the highest priority; of several, the last class."""
+        # Numbers are the high digits of a token, so the largest token has the largest number.
+        return tokens[:, :-1].amax(dim=1) % N_CLASSES
+
+    def items(self, tokens: Tensor) -> Tensor:
+        return _with_class(_number(tokens)[..., None] / 2**N_BITS, tokens)
+
+    def query(self, token: Tensor) -> Tensor:
+        return _number(token)[..., None] / 2**N_BITS
+
+
+class DictionaryTask(Task):
+    """Which class belongs to the key that is asked for?
+
+    An item is a key and a class; keys are random vectors of 24 signs, distinct within a set. The
+    query is one of the keys.
+
+    >>> tokens = torch.tensor([[5 * N_CLASSES + 7, 6 * N_CLASSES + 2, 6 * N_CLASSES + 0]])
+    >>> DictionaryTask().query(tokens[0, -1])[:4] * N_BITS**0.5  # 6 has the lowest bits 0, 1, 1, 0
+    tensor([-1.,  1.,  1., -1.])
+    >>> DictionaryTask().solve(tokens)  # the class of key 6
+    tensor([2])
+    """
+
+    name = "dictionary"
+    item_size = N_BITS + N_CLASSES
+    query_size = N_BITS
+
+    def sample(self, batch: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        keys = torch.randint(2**N_BITS, (batch, length), generator=generator)
+        while (double := _repeats(keys)).any():
+            fresh = torch.randint(2**N_BITS, (int(double.sum()),), generator=generator)
+            keys[double] = fresh
+        items = keys * N_CLASSES + torch.randint(N_CLASSES, keys.shape, generator=generator)
+        asked = torch.randint(length, (batch, 1), generator=generator)
+        tokens = torch.cat([items, keys.gather(1, asked) * N_CLASSES], dim=1)
+        return tokens, items.gather(1, asked)[:, 0] % N_CLASSES
+
+    def solve(self, tokens: Tensor) -> Tensor:
+        """The class of the item whose key is the query's."""
+        hits = _number(tokens[:, :-1]) == _number(tokens[:, -1:])
+        return tokens.gather(1, hits.int().argmax(dim=1, keepdim=True))[:, 0] % N_CLASSES
+
+    def items(self, tokens: Tensor) -> Tensor:
+        return _with_class(_signs(tokens), tokens)
+
+    def query(self, token: Tensor) -> Tensor:
+        return _signs(token)
+
+
+TASKS: dict[str, Task] = {task.name: task for task in (ArgmaxTask(), DictionaryTask())}
+
+
+def find_task(name: str) -> Task:
+    """The task of this name; the error lists them."""
+    if name not in TASKS:
+        raise ValueError(f"task: got {name!r}, accepted: {', '.join(TASKS)}")
+    return TASKS[name]
+
+
+def _number(tokens: Tensor) -> Tensor:
+    return tokens.div(N_CLASSES, rounding_mode="floor")
+
+
+def _signs(tokens: Tensor) -> Tensor:
+    """The number's bits as signs, in a vector of length one."""
+    shifts = torch.arange(N_BITS, device=tokens.device)
+    bits = (_number(tokens)[..., None] >> shifts) & 1
+    return (2 * bits - 1) / N_BITS**0.5
+
+
+def _with_class(numbers: Tensor, tokens: Tensor) -> Tensor:
+    """The numbers and behind them the class, one-hot."""
+    classes = torch.arange(N_CLASSES, device=tokens.device)
+    one_hot = (tokens % N_CLASSES)[..., None] == classes
+    return torch.cat([numbers, one_hot.to(numbers.dtype)], dim=-1)
+
+
+def _repeats(keys: Tensor) -> Tensor:
+    """Which keys occurred earlier in their set."""
+    ordered, order = keys.sort(dim=1, stable=True)
+    again = torch.zeros_like(keys, dtype=torch.bool)
+    again[:, 1:] = ordered[:, 1:] == ordered[:, :-1]
+    return torch.zeros_like(again).scatter(1, order, again)

@@ -1,0 +1,100 @@
+"""`train-synthetic`."""
+
+import json
+
+import pytest
+
+from llmprobe import load_result
+
+SMALL = ("--steps", 20, "--seeds", 2, "--lengths", "16,32", "--sets", 16, "--width", 16)
+
+
+def test_it_prints_a_table_and_writes_result_checkpoints_and_figure(call, tmp_path):
+    target = tmp_path / "run"
+    code, out, err = call("train-synthetic", *SMALL, "--output", target)
+    assert (code, err) == (0, "")
+    assert "layernorm" in out
+    assert "note: 2 seeds decide little" in out
+    names = {path.name for path in target.iterdir()}
+    assert {"result.json", "arrays.npz", "synthetic.png", "synthetic.pdf", "checkpoints"} <= names
+    assert str(tmp_path) not in (target / "result.json").read_text()
+    assert load_result(target).variants == ("baseline", "layernorm")
+
+
+def test_the_same_command_again_shows_what_is_there(call, tmp_path):
+    options = ("train-synthetic", *SMALL, "--output", tmp_path / "run")
+    first = call(*options)
+    stamp = (tmp_path / "run" / "result.json").stat().st_mtime_ns
+    code, out, err = call(*options)
+    assert (code, out) == (0, first[1])
+    assert "was finished before" in err
+    assert (tmp_path / "run" / "result.json").stat().st_mtime_ns == stamp
+    assert call(*options, "--overwrite", "--quiet")[0] == 0
+    assert (tmp_path / "run" / "result.json").stat().st_mtime_ns != stamp
+
+
+def test_json_is_one_document(call, tmp_path):
+    options = ("--task", "dictionary", "--variants", "baseline", "--json", "--quiet")
+    code, out, err = call("train-synthetic", *SMALL, *options, "--output", tmp_path / "run")
+    assert (code, err) == (0, "")
+    document = json.loads(out)
+    assert document["kind"] == "synthetic"
+    assert document["rows"][0]["n_sets"] == 16
+
+
+BAD = {
+    "task": (["--task", "sorting"], "argmax, dictionary"),
+    "variant": (["--variants", "baseline,groupnorm"], "layernorm, standardize"),
+    "two norms": (["--variants", "layernorm+rmsnorm"], "choose one"),
+    "twice": (["--variants", "baseline,baseline"], "different"),
+    "no variant": (["--variants", ""], "accepted"),
+    "no seeds": (["--seeds", 0], "1 or more"),
+    "first seed": (["--first-seed", -1], "0 or more"),
+    "no steps": (["--steps", 0], "1 or more"),
+    "test length": (["--lengths", "0,16"], "the least is 1"),
+    "train lengths": (["--train-lengths", "16..5"], "5..16"),
+    "no sets": (["--sets", 0], "1 or more"),
+    "preset": (["--preset", "huge"], "quick, desk, paper"),
+    "schedule": (["--schedule", "linear"], "constant, cosine"),
+    "warmup": (["--warmup", 100], "0 to the 20 steps"),
+    "heads": (["--heads", 3], "divisor"),
+    "batch": (["--batch", 0], "1 or more"),
+    "width": (["--width", 0], "1 or more"),
+    "learning rate": (["--learning-rate", "nan"], "0 or more"),
+    "clip": (["--clip", -1], "0 or more"),
+    "ema": (["--variants", "baseline,ema", "--ema-decay", 1], "less than 1"),
+    "device": (["--device", "gpu"], "auto, cpu"),
+    "output": (["--output", "/proc/run"], "cannot be written"),
+    "not a number": (["--seeds", "many"], "valid integer"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_line_and_leaves_nothing(call, tmp_path, name):
+    wrong, words = BAD[name]
+    target = () if "--output" in wrong else ("--output", tmp_path / "run")
+    code, out, err = call("train-synthetic", *SMALL, *target, *wrong)
+    assert code in (1, 2), (out, err)
+    assert out == ""
+    assert len(err.splitlines()) == 1
+    assert words in err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_of_another_configuration_is_refused_with_what_differs(call, tmp_path):
+    options = ("train-synthetic", *SMALL, "--quiet", "--output", tmp_path / "run")
+    assert call(*options)[0] == 0
+    before = (tmp_path / "run" / "result.json").read_bytes()
+    code, out, err = call(*options, "--learning-rate", 0.01)
+    assert (code, out) == (1, "")
+    assert "learning_rate 0.001 (asked: 0.01)" in err
+    assert (tmp_path / "run" / "result.json").read_bytes() == before
+
+
+def test_a_folder_of_something_else_is_left_alone(call, tmp_path):
+    (tmp_path / "thesis.txt").write_text("my only copy")
+    for more in ((), ("--overwrite",)):
+        code, _, err = call("train-synthetic", *SMALL, "--output", tmp_path, *more)
+        assert code == 1
+        assert "holds no training" in err
+    assert (tmp_path / "thesis.txt").read_text() == "my only copy"

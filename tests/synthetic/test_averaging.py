@@ -1,0 +1,102 @@
+"""Averages of weights against plain Python."""
+
+import random
+
+import pytest
+import torch
+
+from llmprobe.synthetic.averaging import Average, Bema, Ema
+
+
+def _path(n_steps, n_weights=3):
+    rng = random.Random(0)
+    return [[rng.gauss(0, 1) for _ in range(n_weights)] for _ in range(n_steps + 1)]
+
+
+def _reference(path, averaging):
+    """The recurrences as they are written, number by number."""
+    start = mean = path[averaging.burn_in]
+    last = 0
+    for t in range(1, len(path) - averaging.burn_in):
+        if t % averaging.period:
+            continue
+        now, last = path[averaging.burn_in + t], t
+        if isinstance(averaging, Ema):
+            beta = 1 - averaging.decay
+        else:
+            beta = (averaging.rho + averaging.gamma * t) ** -averaging.kappa
+        mean = [(1 - beta) * m + beta * w for m, w in zip(mean, now, strict=True)]
+    end = len(path) - 1 - averaging.burn_in
+    assert last <= end
+    if isinstance(averaging, Ema):
+        return mean
+    alpha = (averaging.rho + averaging.gamma * end) ** -averaging.eta
+    return [m + alpha * (w - s) for m, w, s in zip(mean, path[-1], start, strict=True)]
+
+
+@pytest.mark.parametrize(
+    "averaging",
+    [
+        Ema(decay=0.9),
+        Ema(decay=0.99, burn_in=20, period=3),
+        Bema(),
+        Bema(burn_in=7, period=4, rho=3, kappa=0.3, eta=0.4, gamma=2),
+    ],
+)
+def test_the_recurrence_equals_plain_python(averaging):
+    path = _path(100)
+    average = Average(averaging)
+    for step, weights in enumerate(path):
+        now = {"w": torch.tensor([weights], dtype=torch.float64)}
+        average.update(step, now)
+    result = average.weights(100, now)["w"][0]
+    assert result.tolist() == pytest.approx(_reference(path, averaging), rel=1e-12, abs=1e-12)
+
+
+def test_seeds_are_averaged_each_on_its_own():
+    paths = torch.randn(30, 4, 5, dtype=torch.float64)
+    together, alone = Average(Bema()), Average(Bema())
+    for step, weights in enumerate(paths):
+        together.update(step, {"w": weights})
+        alone.update(step, {"w": weights[2:3]})
+    stacked = together.weights(29, {"w": paths[-1]})["w"]
+    assert torch.equal(stacked[2:3], alone.weights(29, {"w": paths[-1][2:3]})["w"])
+
+
+def test_before_the_burn_in_ends_the_weights_are_the_average():
+    average = Average(Ema(burn_in=10))
+    weights = {"w": torch.ones(2)}
+    average.update(3, weights)
+    assert torch.equal(average.weights(3, weights)["w"], weights["w"])
+
+
+def test_it_goes_on_from_its_state():
+    path = torch.randn(21, 3)
+    whole, first, second = (Average(Bema()) for _ in range(3))
+    for step in range(21):
+        whole.update(step, {"w": path[step]})
+    for step in range(11):
+        first.update(step, {"w": path[step]})
+    second.load(first.state())
+    for step in range(11, 21):
+        second.update(step, {"w": path[step]})
+    last = {"w": path[-1]}
+    assert torch.equal(whole.weights(20, last)["w"], second.weights(20, last)["w"])
+
+
+def test_an_update_never_changes_the_weights():
+    weights = {"w": torch.nn.Parameter(torch.ones(3))}
+    average = Average(Ema(decay=0.5))
+    for step in range(5):
+        average.update(step, weights)
+    average.weights(4, weights)["w"].zero_()
+    assert torch.equal(weights["w"].data, torch.ones(3))
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong"),
+    [(Ema, {"decay": 1.0}), (Ema, {"period": 0}), (Bema, {"burn_in": -1}), (Bema, {"rho": 0.0})],
+)
+def test_settings_without_meaning_are_refused(kind, wrong):
+    with pytest.raises(ValueError, match="accepted"):
+        kind(**wrong)

@@ -1,0 +1,163 @@
+"""The lab's network of one seed as a textbook writes it: every item has a key and a value.
+
+It shares no code with `llmprobe.synthetic` but the names of the parts; the formulas are those of
+the papers (arXiv 2410.01104, 2501.19399, 2410.05258, 2005.09561). An unknown part is an error, so a
+new one needs its formula here.
+"""
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+MAPS = {
+    "items.first": "item_mlp.0",
+    "attention.i_proj": "item_mlp.2",
+    "query.first": "query_mlp.0",
+    "query.second": "query_mlp.2",
+    "attention.q_proj": "queries",
+    "attention.k_proj": "keys",
+    "attention.v_proj": "values",
+    "attention.o_proj": "join",
+    "readout.first": "readout.0",
+    "readout.second": "readout.2",
+}
+"""Linear maps by their names there and here."""
+VECTORS = {
+    "norm.gain": "norm.weight",
+    "norm.bias": "norm.bias",
+    "attention.softmax.norm.gain": "head_norm.weight",
+    "attention.softmax.norm.bias": "head_norm.bias",
+    "attention.softmax.scale": "scale",
+    "attention.softmax.gain": "gain",
+    "attention.softmax.shift": "shift",
+    "attention.softmax.vectors": "vectors",
+}
+NORMS = {
+    "layernorm": lambda size: nn.LayerNorm(size),
+    "standardize": lambda size: nn.LayerNorm(size, elementwise_affine=False),
+    "rmsnorm": lambda size: nn.RMSNorm(size, eps=1e-5),
+}
+AVERAGES = {"ema", "bema"}
+"""They choose the weights, not what is done with them."""
+KNOWN = {
+    *NORMS,
+    *AVERAGES,
+    "headnorm",
+    "dropout",
+    "ssmax",
+    "differential",
+    "normalized",
+    "adaptive",
+}
+
+
+class Textbook(nn.Module):
+    def __init__(
+        self, variant: str, item_size: int, query_size: int, width: int, heads: int
+    ) -> None:
+        super().__init__()
+        self.parts = set(variant.split("+")) - {"baseline"}
+        if self.parts - KNOWN:
+            raise NotImplementedError(f"write down {self.parts - KNOWN} as its paper does")
+        self.heads, self.size = heads, width // heads
+        n_maps = 2 if "differential" in self.parts else 1
+        # The rows of the one-hot classes hold the first bias.
+        self.item_mlp = _mlp(item_size, width, width, bias=False)
+        self.query_mlp = _mlp(query_size, width, width)
+        self.queries = nn.Linear(width, n_maps * width, bias=False)
+        self.keys = nn.Linear(width, n_maps * width, bias=False)
+        self.values = nn.Linear(width, width, bias=False)
+        self.join = nn.Linear(width, width, bias=False) if heads > 1 else nn.Identity()
+        self.readout = _mlp(width, width, 10)
+        self.norm: nn.Module = nn.Identity()
+        for part in self.parts & NORMS.keys():
+            self.norm = NORMS[part](width)
+        self.head_norm: nn.Module = nn.Identity()
+        if "ssmax" in self.parts:
+            self.scale = nn.Parameter(torch.zeros(heads))
+        if "differential" in self.parts:
+            self.vectors = nn.Parameter(torch.zeros(4, self.size))
+            self.head_norm = nn.RMSNorm(self.size, eps=1e-5)
+        if "normalized" in self.parts:
+            self.gain = nn.Parameter(torch.zeros(heads))
+            self.shift = nn.Parameter(torch.zeros(heads))
+            self.head_norm = nn.LayerNorm(self.size)
+
+    @classmethod
+    def of(cls, network: nn.Module) -> "Textbook":
+        """With the weights of a `SetNetwork` of one seed."""
+        task = network.task
+        own = cls(network.variant, task.item_size, task.query_size, network.width, network.heads)
+        own = own.to(next(network.parameters()).dtype)
+        theirs = dict(network.named_parameters())
+        pairs = list(own.pairs())
+        assert {name for name, _, _ in pairs} == theirs.keys()
+        assert len(pairs) == len(list(own.parameters()))
+        for name, parameter, turned in pairs:
+            value = theirs[name].detach()[0]
+            parameter.data.copy_(value.T if turned else value)
+        return own
+
+    def pairs(self) -> Iterator[tuple[str, Tensor, bool]]:
+        """The name of a parameter in `SetNetwork`, the one here, and whether it is transposed."""
+        own = dict(self.named_parameters())
+        for theirs, name in MAPS.items():
+            for kind in ("weight", "bias"):
+                if f"{name}.{kind}" in own:
+                    yield f"{theirs}.{kind}", own[f"{name}.{kind}"], kind == "weight"
+        for theirs, name in VECTORS.items():
+            if name in own:
+                yield theirs, own[name], False
+
+    def forward(
+        self, items: Tensor, query: Tensor, kept: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(batch, n, item_size) and (batch, query_size) to logits, output and weights."""
+        batch, n, _ = items.shape
+        x, q = self.item_mlp(items), self.query_mlp(query)
+        queries = self.queries(q).view(batch, 1, -1, self.size).transpose(1, 2)
+        keys = self.keys(x).view(batch, n, -1, self.size).transpose(1, 2)
+        values = self.values(x).view(batch, n, self.heads, self.size).transpose(1, 2)
+        scores = queries @ keys.transpose(2, 3) / math.sqrt(self.size)  # (batch, maps, 1, n)
+        weights = self.attend(scores)
+        heads = self.head_norm(weights @ values)[:, :, 0]
+        if "differential" in self.parts:
+            heads = heads * (1 - 0.2)
+        if "headnorm" in self.parts:
+            heads = (heads - heads.mean(-1, keepdim=True)) / torch.sqrt(
+                heads.var(-1, correction=0, keepdim=True) + 1e-5
+            )
+        output = self.norm(self.join(heads.reshape(batch, -1)))
+        read = output if kept is None else output * kept / 0.9
+        return self.readout(read), output, weights[:, :, 0]
+
+    def attend(self, scores: Tensor) -> Tensor:
+        if "ssmax" in self.parts:
+            scores = self.scale[:, None, None] * math.log(scores.shape[-1]) * scores
+        if "normalized" in self.parts:
+            mean = scores.mean(dim=-1, keepdim=True)
+            deviation = torch.sqrt(scores.var(dim=-1, correction=0, keepdim=True) + 1e-5)
+            standard = (scores - mean) / deviation
+            return self.gain[:, None, None] * standard + self.shift[:, None, None]
+        weights = self.plain(scores)
+        if "differential" in self.parts:
+            q1, k1, q2, k2 = self.vectors
+            strength = torch.exp(q1 @ k1) - torch.exp(q2 @ k2) + 0.2
+            return weights[:, : self.heads] - strength * weights[:, self.heads :]
+        return weights
+
+    def plain(self, scores: Tensor) -> Tensor:
+        p = torch.softmax(scores, dim=-1)
+        if "adaptive" not in self.parts:
+            return p
+        h = -(p * torch.log(p + 1e-9)).sum(dim=-1, keepdim=True)
+        beta = -0.037 * h**4 + 0.481 * h**3 - 2.3 * h**2 + 4.917 * h - 1.791
+        beta = torch.where(h > 0.5, torch.clamp(beta, min=1.0), torch.ones_like(h))
+        return torch.softmax(beta * scores, dim=-1)
+
+
+def _mlp(inputs: int, width: int, outputs: int, *, bias: bool = True) -> nn.Sequential:
+    first = nn.Linear(inputs, width, bias=bias)
+    return nn.Sequential(first, nn.GELU(), nn.Linear(width, outputs))
