@@ -13,10 +13,10 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 import llmprobe
-from llmprobe.commands.trainer import train_synthetic
 from llmprobe.commands.options import Debug, Json
 from llmprobe.commands.probes import attention, check, variance
 from llmprobe.commands.saved import compare, plot
+from llmprobe.commands.trainer import train_synthetic
 from llmprobe.errors import LLMProbeError
 
 app = typer.Typer(
