@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow lint bench clean
+.PHONY: help demo test test-slow lint bench desk clean
 
 help:
 	@echo "make demo       set up .venv and run the main job"
@@ -12,6 +12,7 @@ help:
 	@echo "make test-slow  the tests that take longer"
 	@echo "make lint       ruff and mypy"
 	@echo "make bench      the benchmarks: ratios measured in one run"
+	@echo "make desk       train the lab's models of the README (hours on 2 cores; goes on if stopped)"
 	@echo "make clean      remove .venv, runs/ and caches"
 
 # The stamp is newer than what it was made from, so a second run starts at once.
@@ -39,6 +40,20 @@ lint: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/moments.py
 	$(BIN)/python benchmarks/capture.py
+	$(BIN)/python benchmarks/training.py
+
+TRAIN := $(BIN)/llmprobe train-synthetic --preset desk
+
+desk: $(READY)
+	$(TRAIN) --schedule constant --output runs/argmax_constant
+	$(TRAIN) --variants baseline,layernorm,baseline+adaptive --output runs/argmax_cosine
+	$(TRAIN) --variants baseline,standardize,rmsnorm --seeds 16 --output runs/argmax_norms
+	$(TRAIN) --variants baseline,layernorm,headnorm --seeds 16 --heads 4 --output runs/argmax_heads
+	$(TRAIN) --task dictionary --output runs/dictionary
+	for run in argmax_constant argmax_cosine argmax_norms argmax_heads dictionary; do \
+		mkdir -p figures/$$run && cp runs/$$run/*.json runs/$$run/*.npz runs/$$run/*.p?? figures/$$run; \
+		rm figures/$$run/configuration.json; \
+	done
 
 clean:
 	rm -rf .venv runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

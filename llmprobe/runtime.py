@@ -104,6 +104,17 @@ def free_memory(device: torch.device) -> int:
     return psutil.virtual_memory().available
 
 
+@contextmanager
+def without_denormals() -> Iterator[None]:
+    """Take numbers below 1e-38 as zero on the CPU, which is many times slower with them."""
+    before = not torch.tensor(1e-39).mul(1).item()
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(before)
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory ran out, on whatever device."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):

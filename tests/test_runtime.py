@@ -75,3 +75,13 @@ def test_environment_names_what_decides_a_run():
 def test_environment_says_how_to_get_a_missing_extra(monkeypatch):
     monkeypatch.setattr("llmprobe.runtime.find_spec", lambda _: None)
     assert "pip install 'llmprobe[gguf]'" in str(runtime.environment()["extra gguf"])
+
+
+def test_denormals_are_zero_inside_and_as_before_outside():
+    tiny = torch.tensor([1e-39])
+    with runtime.without_denormals():
+        assert float(tiny * 1) == 0
+        with runtime.without_denormals():
+            pass
+        assert float(tiny * 1) == 0
+    assert float(tiny * 1) > 0

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from llmprobe.runtime import torch_generator
+from llmprobe.runtime import torch_generator, without_denormals
 from llmprobe.stats import Moments
 from llmprobe.synthetic.network import Answer, SetNetwork
 from llmprobe.synthetic.tasks import Task
@@ -67,7 +67,7 @@ def evaluate(
     tallies = [_Tally(keep=index == 0) for index in range(len(members))]
     device = next(network.parameters()).device
     size = max(_CHUNK.get(device.type, _DEFAULT_CHUNK) // length, 1)
-    with torch.inference_mode():
+    with torch.inference_mode(), without_denormals():
         for tokens, labels in draw_test_sets(network.task, length, n_sets):
             for start in range(0, len(tokens), size):
                 some, right = (x[start : start + size].to(device) for x in (tokens, labels))

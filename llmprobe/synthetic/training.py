@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from llmprobe.runtime import torch_generator
+from llmprobe.runtime import torch_generator, without_denormals
 from llmprobe.synthetic.averaging import Average, Averaging, Bema, Ema
 from llmprobe.synthetic.checkpoints import check_same, read_checkpoint, write_checkpoint
 from llmprobe.synthetic.layers import by_seed
@@ -118,7 +118,8 @@ def train(
         run.load(checkpoint)
     saved = time.monotonic()
     while run.step < training.steps:
-        loss, accuracy = run.block()
+        with without_denormals():  # sharp attention has weights, and gradients, of that size
+            loss, accuracy = run.block()
         report(run.step, loss, accuracy)
         late = time.monotonic() - saved > SECONDS
         if checkpoint is not None and (late or run.step == training.steps):

@@ -96,3 +96,19 @@ def test_every_item_is_reported():
     done = []
     evaluate(SetNetwork("argmax", seeds=(0, 1), width=16), 100, 30, advance=done.append)
     assert sum(done) == 2 * 100 * 30
+
+
+@pytest.mark.slow
+def test_the_longest_sets_need_little_memory(run_python):
+    script = """
+import resource
+from llmprobe.synthetic.evaluation import evaluate
+from llmprobe.synthetic.network import SetNetwork
+network = SetNetwork("dictionary", seeds=(0, 1), heads=4)
+evaluate(network, 16, 8)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+evaluate(network, 16384, 1024)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+"""
+    done = run_python(script)
+    assert float(done.stdout) < 1024, done.stderr
