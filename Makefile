@@ -41,6 +41,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/moments.py
 	$(BIN)/python benchmarks/capture.py
 	$(BIN)/python benchmarks/training.py
+	$(BIN)/python benchmarks/games.py
 
 TRAIN := $(BIN)/llmprobe train-synthetic --preset desk
 

@@ -87,12 +87,15 @@ def synthetic_table(result: SyntheticResult) -> Group:
     for name in others or [first]:
         parts += [_against(name, summary, comparisons[comparisons.variant == name]), Text()]
     seeds, sets = _range(summary.n_seeds), _range(result.n_sets)
-    about = f"accuracy in %, mean ± standard deviation over {seeds} seeds; {sets} sets a length"
+    about = (
+        f"accuracy in %, mean ± standard deviation over {_count(seeds, 'seed')}; "
+        f"{_count(sets, 'set')} a length, the same for all seeds"
+    )
     if others:
         about += (
-            f"; difference in points, paired over {_range(comparisons.n_seeds)} seeds, with its "
-            "95 % interval; p of the paired t test; * significant at 0.05 after Holm's correction "
-            "over the lengths"
+            f"; difference in points, paired over {_count(_range(comparisons.n_seeds), 'seed')}, "
+            "with its 95 % interval over seeds on these sets; p of the paired t test; * "
+            "significant at 0.05 after Holm's correction over the lengths"
         )
     parts.append(Text(about, style="italic"))
     if len(tail := result.tail_frame()):
@@ -115,7 +118,7 @@ def _tails(tail: pd.DataFrame, result: SyntheticResult) -> Table:
         table.add_row(
             Text(row["variant"]),
             f"{row['slope']:+.2f}",
-            f"{row['low']:+.2f} to {row['high']:+.2f}",
+            _interval(row, "{:+.2f} to {:+.2f}"),
             f"{row['n_seeds']}",
             f"{row['global_variance_ratio']:.2g}",
         )
@@ -136,18 +139,31 @@ def _against(variant: str, summary: pd.DataFrame, comparisons: pd.DataFrame) -> 
     for length in dict.fromkeys(summary.length):
         means = (accuracy.loc[(name, length)] for name in shown)
         table.add_row(
-            f"{length}", *(f"{m['mean']:.1f} ± {m['sd']:.1f}" for m in means), *ends.get(length, ())
+            f"{length}", *(_mean(m["mean"], m["sd"]) for m in means), *ends.get(length, ())
         )
     return table
+
+
+def _mean(mean: float, sd: float) -> str:
+    return f"{mean:.1f}" if np.isnan(sd) else f"{mean:.1f} ± {sd:.1f}"
+
+
+def _interval(row: Mapping[Hashable, Any], form: str, scale: float = 1) -> str:
+    low, high = scale * row["low"], scale * row["high"]
+    return "–" if np.isnan(low) else form.format(low, high)
 
 
 def _difference(row: Mapping[Hashable, Any]) -> tuple[str, str, str]:
     p = "–" if np.isnan(row["p"]) else "<0.001" if row["p"] < 0.001 else f"{row['p']:.3f}"
     return (
         f"{100 * row['difference']:+.1f}",
-        f"[{100 * row['low']:+.1f}, {100 * row['high']:+.1f}]",
+        _interval(row, "[{:+.1f}, {:+.1f}]", scale=100),
         f"{p} *" if row["significant"] else p,
     )
+
+
+def _count(number: str, what: str) -> str:
+    return f"{number} {what}" if number == "1" else f"{number} {what}s"
 
 
 def _range(numbers: Collection[int]) -> str:

@@ -9,8 +9,10 @@ import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import numpy as np
 import psutil
@@ -24,6 +26,9 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+
+if TYPE_CHECKING:
+    from accelerate import PartialState
 
 DTYPES = {
     "float32": torch.float32,
@@ -52,10 +57,10 @@ def resolve_device(device: str | torch.device = "auto") -> torch.device:
         raise ValueError(
             f"device: got {device!r}, accepted: auto, cpu, cuda, cuda:1, mps"
         ) from None
-    if resolved.type == "meta":
-        raise ValueError("device: got 'meta', which computes nothing; use auto or cpu")
     if resolved.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device: got {device!r}, but torch sees no CUDA device; use auto or cpu")
+    if resolved.type not in ("cpu", "cuda", "mps"):
+        raise ValueError(f"device: got {device!r}, accepted: auto, cpu, cuda, cuda:1, mps")
     if resolved.type == "mps" and not torch.backends.mps.is_available():
         raise ValueError(f"device: got {device!r}, but torch sees no MPS device; use auto or cpu")
     return resolved
@@ -139,10 +144,26 @@ def process() -> Process:
     """This process; (0, 0, 1) when nothing was launched."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return Process(rank=0, local_rank=0, n_processes=1)
+    state = _state()
+    return Process(state.process_index, state.local_process_index, state.num_processes)
+
+
+def _state() -> "PartialState":
+    """Of accelerate. Pieces of work differ, so one process may wait for another for long."""
     from accelerate import PartialState
 
-    state = PartialState()
-    return Process(state.process_index, state.local_process_index, state.num_processes)
+    alone = torch.accelerator.current_accelerator(check_available=True) is None
+    return PartialState(cpu=alone, timeout=timedelta(days=7))
+
+
+@contextmanager
+def main_first() -> Iterator[None]:
+    """The main process goes through the block before the others do."""
+    if process().n_processes == 1:
+        yield
+    else:
+        with _state().main_process_first():
+            yield
 
 
 @contextmanager

@@ -54,6 +54,7 @@ def write_folder(target: Path, write: Callable[[Path], None], *, overwrite: bool
 def write_into(target: Path, write: Callable[[Path], None], *, last: str) -> None:
     """Have `write` add files to a folder that is there; once `last` is seen, all of them are."""
     beside = target / f".{os.getpid()}.partial"
+    shutil.rmtree(beside, ignore_errors=True)
     try:
         beside.mkdir()
         write(beside)
@@ -62,6 +63,17 @@ def write_into(target: Path, write: Callable[[Path], None], *, last: str) -> Non
         sync(target)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
+
+
+def sweep_partial(folder: Path) -> None:
+    """Remove what killed processes left half written: names that end in .PID.partial."""
+    for path in folder.iterdir():
+        match = re.fullmatch(r"\..*?(\d+)\.partial", path.name)
+        if match and not _is_alive(int(match[1])):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
 
 def sync(path: Path) -> None:

@@ -11,13 +11,13 @@ PACKAGE = ROOT / "llmprobe"
 ROWS = [
     {"errors", "runtime"},
     {"stats", "decay", "lengths", "storage", "plots", "rows", "texts", "prompts"}
-    | {"synthetic.tasks", "synthetic.layers", "synthetic.averaging"},
+    | {"synthetic.tasks", "synthetic.layers", "synthetic.averaging", "synthetic.othello"},
     {"results", "models", "discovery"}
     | {"synthetic.charts", "synthetic.softmaxes", "synthetic.checkpoints"},
     {"hooks", "synthetic.outcomes", "synthetic.network", "synthetic.workspace"},
     {"capture", "patterns", "kinds", "synthetic.training", "synthetic.evaluation"},
-    {"checks", "sweeps", "reports", "synthetic.lab"},
-    {"preparing"},
+    {"checks", "sweeps", "reports", "synthetic.planning"},
+    {"preparing", "synthetic.lab"},
     {"probing", "dispersion"},
     {"commands.options"},
     {"commands.probes", "commands.saved", "commands.trainer"},

@@ -17,13 +17,19 @@ def train_synthetic(
     variants: Annotated[
         str,
         typer.Option(
-            help="What to train, the first being what the others are compared with: baseline, "
-            "layernorm, standardize, rmsnorm, headnorm, dropout, ssmax, differential, normalized, "
-            "adaptive, ema, bema; a plus joins parts, as in layernorm+ssmax."
+            help="What to train; the others are compared with the first. baseline; a norm on the "
+            "attention output: layernorm, standardize, rmsnorm, or headnorm on each head; dropout; "
+            "instead of softmax: ssmax, differential, normalized; at test time only: adaptive "
+            "(temperature), ema, bema (averaged weights). A plus joins parts: layernorm+ssmax."
         ),
     ] = "baseline,layernorm",
     preset: Annotated[
-        str, typer.Option(help="quick (minutes), desk (hours) or paper (a GPU).")
+        str,
+        typer.Option(
+            help="Seeds, steps, longest test sets and their number where they are not given: "
+            "quick (8, 2000, 4096, 256: minutes), desk (32, 5000, 16384, 1024: hours), "
+            "paper (32, 100000, 16384, 32768: a GPU)."
+        ),
     ] = "quick",
     seeds: Annotated[int | None, typer.Option(help="Networks of each variant.")] = None,
     first_seed: Annotated[int, typer.Option(help="The first seed; the others follow it.")] = 0,
@@ -32,20 +38,20 @@ def train_synthetic(
         str, typer.Option(help="Shortest and longest set in training.")
     ] = "5..16",
     lengths: Annotated[
-        str | None, typer.Option(help="Of the test sets: 16..4096 doubles; 16,64,256.")
+        str | None, typer.Option(help="Sizes of the test sets: 16..4096 doubles; 16,64,256.")
     ] = None,
     sets: Annotated[int | None, typer.Option(help="Test sets at each length.")] = None,
-    width: Annotated[int, typer.Option(help="Of the network.")] = 128,
-    heads: Annotated[int, typer.Option(help="Of its attention.")] = 1,
+    width: Annotated[int, typer.Option(help="Width of the network.")] = 128,
+    heads: Annotated[int, typer.Option(help="Heads of its attention.")] = 1,
     batch: Annotated[int, typer.Option(help="Sets in a training step.")] = 128,
-    learning_rate: Annotated[float, typer.Option(help="Of AdamW.")] = 1e-3,
-    weight_decay: Annotated[float, typer.Option(help="Of AdamW.")] = 1e-3,
+    learning_rate: Annotated[float, typer.Option(help="Learning rate of AdamW.")] = 1e-3,
+    weight_decay: Annotated[float, typer.Option(help="Weight decay of AdamW.")] = 1e-3,
     clip: Annotated[float, typer.Option(help="Largest norm of a gradient; 0: any.")] = 1.0,
     schedule: Annotated[
         str, typer.Option(help="Of the learning rate: constant, or cosine (down to 0).")
     ] = "cosine",
     warmup: Annotated[int, typer.Option(help="Steps in which the learning rate rises.")] = 0,
-    ema_decay: Annotated[float, typer.Option(help="Of the variant part ema.")] = 0.999,
+    ema_decay: Annotated[float, typer.Option(help="Decay of the average ema.")] = 0.999,
     device: Device = "auto",
     output: Annotated[
         Path | None,
@@ -55,7 +61,7 @@ def train_synthetic(
         ),
     ] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Begin again, whatever is there.")
+        bool, typer.Option("--overwrite", help="Begin again where a training is.")
     ] = False,
     as_json: Json = False,
     quiet: Quiet = False,

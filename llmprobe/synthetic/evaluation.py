@@ -107,12 +107,12 @@ class _Tally:
         self.tops: list[Tensor] = []
 
     def update(self, answer: Answer, labels: Tensor) -> None:
-        output, weights = answer.output.double(), answer.weights
-        hits = (answer.logits.argmax(dim=1) == labels) & answer.logits.isfinite().all(dim=1)
+        output, weights = _double(answer.output), answer.weights
+        hits: Tensor = (answer.logits.argmax(dim=1) == labels) & answer.logits.isfinite().all(dim=1)
         variance, mean = torch.var_mean(output, dim=1, correction=0)
         entropy = _entropy(weights).mean(dim=1)
         self.features.update(output)
-        self.vectors.update(torch.stack([hits.double(), mean, variance, entropy], dim=1))
+        self.vectors.update(torch.stack([hits.to(mean), mean, variance, entropy], dim=1))
         if self.keep and len(self.values) < N_FEATURE_SETS:
             self.values += answer.output[:N_FEATURE_SETS, :N_FEATURES].cpu()
         if self.keep and len(self.tops) < N_EXAMPLES:
@@ -122,8 +122,13 @@ class _Tally:
 def _entropy(weights: Tensor) -> Tensor:
     """(..., n) to (...), in nats; NaN where the weights are no distribution."""
     positive = (weights >= 0).all(dim=-1) & ((weights.sum(dim=-1) - 1).abs() < 1e-3)
-    entropy = torch.special.entr(weights).sum(dim=-1).double()
-    return entropy.where(positive, torch.nan)
+    entropy = _double(torch.special.entr(weights).sum(dim=-1))
+    return entropy.where(positive.to(entropy.device), torch.nan)
+
+
+def _double(x: Tensor) -> Tensor:
+    """In float64, which MPS does not have."""
+    return (x.cpu() if x.device.type == "mps" else x).double()
 
 
 def _top(weights: Tensor) -> Tensor:

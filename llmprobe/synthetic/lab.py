@@ -3,40 +3,37 @@
     result = train_synthetic("argmax", ["baseline", "layernorm"], seeds=8)
     result.plot()
 
-A piece is a stack of seeds of one training, with the evaluations of all variants that it serves.
-Pieces are independent: they are what is kept in the output folder and what processes share out.
+With an output folder every finished piece is kept, and the same call goes on where it stopped.
 """
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from llmprobe.errors import CheckpointError
 from llmprobe.kinds import load_result
 from llmprobe.lengths import parse_lengths
-from llmprobe.results import Provenance
-from llmprobe.runtime import process, resolve_device
+from llmprobe.runtime import main_first, process, resolve_device
 from llmprobe.synthetic.checkpoints import check_same, read_checkpoint, write_checkpoint
-from llmprobe.synthetic.evaluation import N_FEATURES, Measured, digest_test_sets, evaluate
+from llmprobe.synthetic.evaluation import Measured, evaluate
 from llmprobe.synthetic.network import SetNetwork, parse_variant, trained_as
 from llmprobe.synthetic.outcomes import SyntheticResult
-from llmprobe.synthetic.tasks import N_CLASSES, find_task
-from llmprobe.synthetic.training import BLOCK, Trained, Training, train, training_from
+from llmprobe.synthetic.planning import Done, Piece, Plan
+from llmprobe.synthetic.tasks import find_task
+from llmprobe.synthetic.training import Trained, Training, train, training_from
 from llmprobe.synthetic.workspace import Workspace
 
-STACK = 16
-"""Seeds that are trained as one computation; more gain nothing on a CPU."""
 PRESETS: dict[str, dict[str, Any]] = {
     "quick": {"seeds": 8, "steps": 2000, "lengths": "16..4096", "sets": 256},
     "desk": {"seeds": 32, "steps": 5000, "lengths": "16..16384", "sets": 1024},
     "paper": {"seeds": 32, "steps": 100_000, "lengths": "16..16384", "sets": 32_768},
 }
+_MOST = 1_000_000
+"""Seeds or sets: more are a slip of the hand."""
 Watch = Callable[[str, int, int, str], object]
 
 
@@ -80,8 +77,8 @@ def train_synthetic(
     given = {"seeds": seeds, "steps": steps, "lengths": lengths, "sets": sets}
     chosen = PRESETS[preset] | {name: v for name, v in given.items() if v is not None}
     for name in ("seeds", "sets"):
-        if chosen[name] < 1:
-            raise ValueError(f"{name}: got {chosen[name]}, accepted: 1 or more")
+        if not isinstance(chosen[name], int) or not 1 <= chosen[name] <= _MOST:
+            raise ValueError(f"{name}: got {chosen[name]!r}, accepted: 1 or more, to {_MOST:,}")
     if first_seed < 0:
         raise ValueError(f"first_seed: got {first_seed}, accepted: 0 or more")
     shortest, longest = _train_lengths(train_lengths)
@@ -101,15 +98,17 @@ def train_synthetic(
         warmup=warmup,
         ema_decay=ema_decay,
     )
-    plan = _Plan(names, base, parse_lengths(chosen["lengths"]), chosen["sets"])
+    plan = Plan(names, base, parse_lengths(chosen["lengths"]), chosen["sets"])
+    for length in (longest, plan.lengths[-1]):
+        find_task(task).check(length)
     where = resolve_device(device)
     space = None
     if output is not None:
-        space = Workspace(Path(output), plan.configuration(), overwrite=overwrite)
+        with main_first():
+            anew = overwrite and process().is_main
+            space = Workspace(Path(output), plan.configuration(), overwrite=anew)
         if space.is_finished:
-            done = load_result(space.folder)
-            assert isinstance(done, SyntheticResult)
-            return done
+            return _finished(space.folder)
     pieces = [_run_piece(piece, plan, where, space, watch) for piece in _own(plan.pieces())]
     result = plan.join(_gathered(pieces), where)
     if space is not None and process().is_main:
@@ -117,154 +116,16 @@ def train_synthetic(
     return result
 
 
-@dataclass(frozen=True)
-class _Piece:
-    """A stack of seeds of one training, and the variants that are measured on it."""
-
-    name: str
-    training: Training
-    variants: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class _Done:
-    """What came of a piece."""
-
-    piece: _Piece
-    measured: dict[str, list[Measured]]
-    """By variant, one for each length."""
-    losses: np.ndarray[Any, Any]
-    diverged: np.ndarray[Any, Any]
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """What is trained and what is measured."""
-
-    variants: tuple[str, ...]
-    base: Training
-    lengths: tuple[int, ...]
-    sets: int
-
-    def configuration(self) -> dict[str, Any]:
-        """Everything that decides the numbers; two runs that agree in it may share a folder."""
-        facts = dataclasses.asdict(self.base)
-        for name in ("variant", "averages"):  # they follow from the variants
-            del facts[name]
-        return {**facts, "variants": self.variants, "lengths": self.lengths, "sets": self.sets}
-
-    def pieces(self) -> list[_Piece]:
-        trainings: dict[str, list[str]] = {}
-        for variant in self.variants:
-            trainings.setdefault(trained_as(variant), []).append(variant)
-        return [
-            self._piece(trained, served, self.base.seeds[start : start + STACK])
-            for start in range(0, len(self.base.seeds), STACK)
-            for trained, served in trainings.items()
-        ]
-
-    def _piece(self, trained: str, served: list[str], seeds: tuple[int, ...]) -> _Piece:
-        kept = {parts["weights"] for v in served if "weights" in (parts := parse_variant(v))}
-        training = dataclasses.replace(
-            self.base, variant=trained, seeds=seeds, averages=tuple(sorted(kept))
-        )
-        return _Piece(f"{trained}.{seeds[0]}-{seeds[-1]}", training, tuple(served))
-
-    def join(self, done: Sequence[_Done], device: torch.device) -> SyntheticResult:
-        """The result of all pieces."""
-        by_variant = {
-            name: [one for one in done if name in one.piece.variants] for name in self.variants
-        }
-
-        def stacked(field: str) -> Any:
-            """(variants, seeds, lengths)"""
-            return np.stack(
-                [
-                    np.concatenate(
-                        [
-                            np.stack([getattr(m, field) for m in one.measured[name]], axis=1)
-                            for one in ones
-                        ]
-                    )
-                    for name, ones in by_variant.items()
-                ]
-            )
-
-        def of_first_seed(field: str) -> Any:
-            """(variants, lengths, ...)"""
-            return np.stack(
-                [
-                    np.stack([getattr(m, field) for m in ones[0].measured[name]])
-                    for name, ones in by_variant.items()
-                ]
-            )
-
-        def of_training(field: str, axis: int) -> Any:
-            return np.stack(
-                [
-                    np.concatenate([getattr(one, field) for one in ones], axis=axis)
-                    for ones in by_variant.values()
-                ]
-            )
-
-        base = self.base
-        task = find_task(base.task)
-        diverged = of_training("diverged", 0)
-        blocks = np.arange(1, -(-base.steps // BLOCK) + 1) * BLOCK
-        return SyntheticResult(
-            provenance=Provenance.record(
-                model="SetNetwork",
-                revision=None,
-                dtype="float32",
-                device=device.type,
-                attention="own",
-                prompts=base.task,
-                prompts_hash=digest_test_sets(task, self.lengths),
-                seed=base.seeds[0],
-                arguments=self.configuration(),
-            ),
-            task=base.task,
-            variants=self.variants,
-            seeds=base.seeds,
-            lengths=self.lengths,
-            train_lengths=(base.shortest, base.longest),
-            n_sets=(self.sets,) * len(self.lengths),
-            chance=1 / N_CLASSES,
-            schedule=base.schedule,
-            steps=base.steps,
-            warnings=tuple(self._warnings(diverged)),
-            feature_indices=tuple(range(min(N_FEATURES, base.width))),
-            accuracy=stacked("accuracy"),
-            global_mean=stacked("global_mean"),
-            global_variance=stacked("global_variance"),
-            feature_variance=stacked("feature_variance"),
-            entropy=stacked("entropy"),
-            diverged=diverged,
-            loss_steps=np.minimum(blocks, base.steps),
-            loss=of_training("losses", 1).transpose(0, 2, 1),
-            feature_values=of_first_seed("feature_values"),
-            top_weights=of_first_seed("top_weights"),
-        )
-
-    def _warnings(self, diverged: Any) -> Iterator[str]:
-        for name, steps in zip(self.variants, diverged, strict=True):
-            bad = [
-                f"seed {seed} (step {step})"
-                for seed, step in zip(self.base.seeds, steps, strict=True)
-                if step >= 0
-            ]
-            if bad:
-                yield f"{name} diverged or learned nothing: {', '.join(bad)}"
-        if len(self.base.seeds) < 8:
-            yield (
-                f"{len(self.base.seeds)} seeds decide little here: seeds differ by more than most "
-                "variants do; use 32 or more for a claim"
-            )
+def _finished(folder: Path) -> SyntheticResult:
+    done = load_result(folder)
+    if not isinstance(done, SyntheticResult):
+        raise CheckpointError(f"{folder} holds a result of {done.kind}; use another --output")
+    return done
 
 
 def _run_piece(
-    piece: _Piece, plan: _Plan, device: torch.device, space: Workspace | None, watch: Watch
-) -> _Done:
+    piece: Piece, plan: Plan, device: torch.device, space: Workspace | None, watch: Watch
+) -> Done:
     """Train and measure a piece, or take from the folder what is there already."""
 
     def report(step: int, loss: Any, accuracy: Any) -> None:
@@ -277,11 +138,11 @@ def _run_piece(
         name: _measure(f"{name}.{piece.name}", name, trained, plan, space, watch)
         for name in piece.variants
     }
-    return _Done(piece, measured, trained.losses.numpy(), trained.diverged.numpy())
+    return Done(piece, measured, trained.losses.numpy(), trained.diverged.numpy())
 
 
 def _measure(
-    what: str, variant: str, trained: Trained, plan: _Plan, space: Workspace | None, watch: Watch
+    what: str, variant: str, trained: Trained, plan: Plan, space: Workspace | None, watch: Watch
 ) -> list[Measured]:
     """The evaluation of one variant of a piece at all lengths."""
     path = None if space is None else space.measured(what)
@@ -321,6 +182,8 @@ def as_variant(trained: Trained, variant: str) -> SetNetwork:
     """The trained networks as a variant that may differ from their training at test time."""
     raw = trained.network
     average = parse_variant(variant).get("weights")
+    if average is not None and average not in trained.averages:
+        raise CheckpointError(f"{variant}: its training kept no {average}; train with it as well")
     weights: Mapping[str, Any] = raw.state_dict() if average is None else trained.averages[average]
     network = SetNetwork(raw.task.name, variant, seeds=raw.seeds, width=raw.width, heads=raw.heads)
     network.load_state_dict(weights)
@@ -333,25 +196,32 @@ def load_synthetic(
     """A trained network from a run's folder, ready to be probed; the first seed if not told."""
     checkpoints = Path(folder).expanduser() / "checkpoints"
     found: list[int] = []
-    for path in sorted(checkpoints.glob(f"{trained_as(variant)}.*-*.safetensors")):
-        if path.name.endswith(".measured.safetensors"):
-            continue
+    for path in sorted(checkpoints.glob(f"{trained_as(variant)}.*.safetensors"), key=_first_seed):
         _, facts = read_checkpoint(path)
+        if "training" not in facts:  # an evaluation
+            continue
         training = training_from(facts)
         found += training.seeds
-        wanted = min(training.seeds) if seed is None else seed
-        if wanted in training.seeds:
-            if facts["step"] < training.steps:
-                raise CheckpointError(f"{path} is not trained to its end; run its command again")
-            stack = as_variant(train(training, checkpoint=path), variant)
-            return stack.member(training.seeds.index(wanted)).eval()
+        wanted = training.seeds[0] if seed is None else seed
+        if wanted not in training.seeds:
+            continue
+        if facts["step"] < training.steps:
+            raise CheckpointError(f"{path} is not trained to its end; run its command again")
+        stack = as_variant(train(training, checkpoint=path), variant)
+        return stack.member(training.seeds.index(wanted)).eval()
     if found:
         raise CheckpointError(f"{checkpoints} has no seed {seed} of {variant}; it has {found}")
     raise CheckpointError(f"{checkpoints} has no trained {variant}")
 
 
+def _first_seed(path: Path) -> int:
+    match = re.search(r"\.(\d+)-\d+\.", path.name)
+    return int(match[1]) if match else -1
+
+
 def _variants(variants: str | Sequence[str]) -> tuple[str, ...]:
-    names = tuple(variants.split(",") if isinstance(variants, str) else variants)
+    given = variants.split(",") if isinstance(variants, str) else variants
+    names = tuple(str(name).strip() for name in given)
     parsed = [tuple(sorted(parse_variant(name).items())) for name in names]
     if not names or len(set(parsed)) < len(parsed):
         raise ValueError(
@@ -365,19 +235,19 @@ def _train_lengths(text: str | tuple[int, int]) -> tuple[int, int]:
         match = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", text.replace(" ", ""))
         bounds = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     else:
-        bounds = (int(text[0]), int(text[-1]))
+        bounds = (int(text[0]), int(text[-1])) if len(text) == 2 else (0, 0)
     if not 1 <= bounds[0] <= bounds[1]:
         raise ValueError(f"train_lengths: got {text!r}, accepted: 5..16 (from 1), or one length")
     return bounds
 
 
-def _own(pieces: list[_Piece]) -> list[_Piece]:
+def _own(pieces: list[Piece]) -> list[Piece]:
     """Those of this process."""
     here = process()
     return pieces[here.rank :: here.n_processes]
 
 
-def _gathered(done: list[_Done]) -> list[_Done]:
+def _gathered(done: list[Done]) -> list[Done]:
     """What all processes did, in the order of the plan's seeds."""
     if process().n_processes > 1:
         from accelerate.utils import gather_object

@@ -62,6 +62,16 @@ def estimate(values: ArrayLike) -> Estimate:
     return Estimate(mean, sd, mean - half, mean + half, n)
 
 
+def _paired_p(difference: Estimate) -> float:
+    """Of the two-sided t test that the mean difference is 0; NaN where it does not vary."""
+    from scipy import special
+
+    if not difference.sd > 0:
+        return np.nan
+    t = difference.mean / (difference.sd / difference.n**0.5)
+    return float(2 * special.stdtr(difference.n - 1, -abs(t)))
+
+
 def holm(p: ArrayLike, level: float = LEVEL) -> NDArray[np.bool_]:
     """Which of several hypotheses fall when the chance of one false alarm is `level` (Holm 1979).
 
@@ -227,7 +237,6 @@ class SyntheticResult(Result, kind="synthetic"):
         do not vary there is no test: p is NaN.
         """
         import pandas as pd
-        from scipy import stats
 
         parts = []
         for variant, accuracy in list(zip(self.variants, self.accuracy, strict=True))[1:]:
@@ -235,7 +244,7 @@ class SyntheticResult(Result, kind="synthetic"):
             for length, a, b in zip(self.lengths, accuracy.T, self.accuracy[0].T, strict=True):
                 both = np.isfinite(a) & np.isfinite(b)
                 e = estimate((a - b)[both])
-                p = float(stats.ttest_rel(a[both], b[both]).pvalue) if e.sd > 0 else np.nan
+                p = _paired_p(e)
                 rows.append((variant, self.variants[0], length, e.mean, e.low, e.high, p, e.n))
             significant = holm([row[-2] for row in rows])
             parts += [(*row[:-1], s, row[-1]) for row, s in zip(rows, significant, strict=True)]
@@ -302,13 +311,15 @@ class SyntheticResult(Result, kind="synthetic"):
         n = len(self.variants)
         line = (
             f"{self.kind} {self.task}: {n} variant{'s' * (n > 1)}, lengths {self.lengths[0]}.."
-            f"{self.lengths[-1]}, {len(self.seeds)} seeds, {self.steps} steps"
+            f"{self.lengths[-1]}, {len(self.seeds)} seed{'s' * (len(self.seeds) > 1)}, "
+            f"{self.steps} steps"
         )
         frame = self.compare_frame()
         last = frame[frame.length == self.lengths[-1]]
         points = (100 * last[["difference", "low", "high"]]).to_numpy()
         found = [
-            f"{variant} {difference:+.1f} [{low:+.1f}, {high:+.1f}]"
+            f"{variant} {difference:+.1f}"
+            + ("" if np.isnan(low) else f" [{low:+.1f}, {high:+.1f}]")
             for variant, (difference, low, high) in zip(last.variant, points, strict=True)
         ]
         if not found:

@@ -26,6 +26,15 @@ class Task(ABC):
     """Numbers that describe an item."""
     query_size: int
     """Numbers that describe the query."""
+    longest: int = 2**31
+    """Items that a set can have."""
+
+    def check(self, length: int) -> None:
+        """Refuse a length that no set can have."""
+        if not 1 <= length <= self.longest:
+            raise ValueError(
+                f"length: got {length}, accepted for {self.name}: 1 to {self.longest:,} items"
+            )
 
     @abstractmethod
     def sample(self, batch: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -91,6 +100,7 @@ class DictionaryTask(Task):
     name = "dictionary"
     item_size = N_BITS + N_CLASSES
     query_size = N_BITS
+    longest = 2**N_BITS // 2  # beyond that, finding keys that are still free takes ever longer
 
     def sample(self, batch: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         keys = torch.randint(2**N_BITS, (batch, length), generator=generator)

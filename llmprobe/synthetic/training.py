@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from llmprobe.errors import CheckpointError
 from llmprobe.runtime import torch_generator, without_denormals
 from llmprobe.synthetic.averaging import Average, Averaging, Bema, Ema
 from llmprobe.synthetic.checkpoints import check_same, read_checkpoint, write_checkpoint
@@ -31,6 +32,8 @@ BLOCK = 50
 SECONDS = 5.0
 """Between checkpoints."""
 SCHEDULES = ("constant", "cosine")
+_GUESSING = 0.98 * math.log(N_CLASSES)
+"""A loss above this has learned nothing: that of guessing, less what it scatters by."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,10 +62,11 @@ class Training:
     def __post_init__(self) -> None:
         if self.schedule not in SCHEDULES:
             raise ValueError(f"schedule: got {self.schedule!r}, accepted: {', '.join(SCHEDULES)}")
-        for name in ("steps", "batch", "shortest", "width"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: got {getattr(self, name)}, accepted: 1 or more")
-        if self.heads < 1 or self.width % self.heads:
+        for name in ("steps", "batch", "shortest", "width", "heads"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name}: got {value!r}, accepted: a whole number, 1 or more")
+        if self.width % self.heads:
             raise ValueError(
                 f"heads: got {self.heads}, accepted: a divisor of the width, {self.width}"
             )
@@ -96,7 +100,7 @@ class Trained:
     """Mean training loss of each block: (blocks, seeds)."""
     diverged: Tensor
     """By seed: −1, or the step at whose block the loss was not finite, or the last step where it
-    ended above the loss of guessing."""
+    ended near the loss of guessing or above."""
 
 
 Report = Callable[[int, Tensor, Tensor], object]
@@ -149,7 +153,7 @@ class _Run:
     def block(self) -> tuple[Tensor, Tensor]:
         """The steps of a block; its mean loss and accuracy by seed."""
         training = self.training
-        totals = torch.zeros(2, len(training.seeds), dtype=torch.float64, device=self.device)
+        totals = torch.zeros(2, len(training.seeds), device=self.device)
         first = self.step
         for tokens, labels, kept in _batches(training, first // BLOCK, self.device):
             self.optimizer.param_groups[0]["lr"] = training.rate(self.step)
@@ -157,11 +161,12 @@ class _Run:
             self.step += 1
             for average in self.averages.values():
                 average.update(self.step, self.weights)
-        loss, accuracy = (totals / (self.step - first)).cpu()  # the one wait for the device
+        means = totals.cpu().double() / (self.step - first)  # the one wait for the device
+        loss, accuracy = means
         self.losses = torch.cat([self.losses, loss[None]])
         bad = ~loss.isfinite()
         if self.step == training.steps:
-            bad |= loss > math.log(N_CLASSES)
+            bad |= loss > _GUESSING
         self.diverged = torch.where(bad & (self.diverged < 0), self.step, self.diverged)
         return loss, accuracy
 
@@ -193,10 +198,12 @@ class _Run:
             moved = {k: v.to(self.device) for k, v in _under(f"average.{name}", state).items()}
             average.load(moved)
         if self.step < self.training.steps:
+            # A fused optimizer keeps a counter for each weight, where the weight is.
+            step = torch.tensor(float(self.step), device=self.device)
             for name, weight in self.weights.items():
                 kept = {key: state[f"{key}.{name}"] for key in ("exp_avg", "exp_avg_sq")}
                 kept = {key: value.to(self.device) for key, value in kept.items()}
-                self.optimizer.state[weight] = {"step": torch.tensor(float(self.step)), **kept}
+                self.optimizer.state[weight] = {"step": step.clone(), **kept}
 
 
 def take_step(
@@ -226,7 +233,10 @@ def training_from(facts: Mapping[str, Any]) -> Training:
     given: dict[str, Any] = {
         k: tuple(v) if isinstance(v, list) else v for k, v in facts["training"].items()
     }
-    return Training(**given)
+    try:
+        return Training(**given)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"a checkpoint of another version: {error}") from None
 
 
 def new_network(training: Training) -> SetNetwork:

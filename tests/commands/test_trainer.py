@@ -14,7 +14,7 @@ def test_it_prints_a_table_and_writes_result_checkpoints_and_figure(call, tmp_pa
     code, out, err = call("train-synthetic", *SMALL, "--output", target)
     assert (code, err) == (0, "")
     assert "layernorm" in out
-    assert "note: 2 seeds decide little" in out
+    assert "note: fewer than 8 seeds decide little" in out
     names = {path.name for path in target.iterdir()}
     assert {"result.json", "arrays.npz", "synthetic.png", "synthetic.pdf", "checkpoints"} <= names
     assert str(tmp_path) not in (target / "result.json").read_text()
@@ -49,6 +49,9 @@ BAD = {
     "twice": (["--variants", "baseline,baseline"], "different"),
     "no variant": (["--variants", ""], "accepted"),
     "no seeds": (["--seeds", 0], "1 or more"),
+    "seeds beyond reason": (["--seeds", 10**9], "1 or more"),
+    "more keys than there are": (["--task", "dictionary", "--lengths", 2**24], "8,388,608 items"),
+    "device of another kind": (["--device", "xpu"], "auto, cpu"),
     "first seed": (["--first-seed", -1], "0 or more"),
     "no steps": (["--steps", 0], "1 or more"),
     "test length": (["--lengths", "0,16"], "the least is 1"),

@@ -11,7 +11,7 @@ from conftest import ROOT
 
 from llmprobe import load_result, probe_variance
 from llmprobe.errors import CheckpointError
-from llmprobe.synthetic import lab
+from llmprobe.synthetic import lab, planning
 from llmprobe.synthetic.evaluation import evaluate
 from llmprobe.synthetic.lab import load_synthetic, train_synthetic
 from llmprobe.synthetic.network import PARTS, SetNetwork
@@ -53,7 +53,7 @@ def test_what_differs_at_test_time_only_is_trained_once(run):
 
 
 def test_a_result_is_the_same_in_whatever_stacks(run, monkeypatch):
-    monkeypatch.setattr(lab, "STACK", 2)
+    monkeypatch.setattr(planning, "STACK", 2)
     other = train_synthetic("argmax", ["baseline", "layernorm"], **SMALL)
     np.testing.assert_allclose(other.global_variance, run[1].global_variance[:2], rtol=1e-4)
     assert other.seeds == (0, 1, 2)

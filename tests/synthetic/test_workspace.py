@@ -1,5 +1,7 @@
 """The folder of a run under way."""
 
+import os
+
 import pytest
 
 from llmprobe.errors import CheckpointError
@@ -25,11 +27,41 @@ def test_another_configuration_is_refused_or_begins_again_when_told(tmp_path):
     assert not fresh.checkpoint("x").exists()
 
 
-@pytest.mark.parametrize("content", ["", "[1, 2]", "{", "null"])
-def test_a_damaged_configuration_is_one_line(tmp_path, content):
+@pytest.mark.parametrize("content", ["", "[1, 2]", "{", "null", '{"a": 1}'])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_configuration_that_is_not_ours_is_left_alone(tmp_path, content, overwrite):
     (tmp_path / "configuration.json").write_text(content)
-    with pytest.raises(CheckpointError, match="--overwrite"):
-        Workspace(tmp_path, ASKED)
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(CheckpointError, match="another --output"):
+        Workspace(tmp_path, ASKED, overwrite=overwrite)
+    assert (tmp_path / "thesis.txt").read_text() == "mine"
+
+
+def test_beginning_again_spares_what_others_put_there(tmp_path):
+    Workspace(tmp_path, ASKED).checkpoint("x").write_text("")
+    (tmp_path / "notes.txt").write_text("mine")
+    Workspace(tmp_path, ASKED, overwrite=True)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    assert not list((tmp_path / "checkpoints").iterdir())
+
+
+def test_a_run_killed_at_its_very_beginning_can_be_begun_again(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / ".configuration.json.999999999.partial").write_text("{")
+    Workspace(tmp_path, ASKED)
+    assert {path.name for path in tmp_path.iterdir()} == {"checkpoints", "configuration.json"}
+
+
+def test_what_the_killed_left_half_written_is_swept(tmp_path):
+    space = Workspace(tmp_path, ASKED)
+    left = space.checkpoints / ".baseline.0-3.safetensors.999999999.partial"
+    left.write_text("")
+    (tmp_path / ".999999999.partial").mkdir()
+    under_way = space.checkpoints / f".baseline.0-3.safetensors.{os.getpid()}.partial"
+    under_way.write_text("")
+    Workspace(tmp_path, ASKED)
+    assert list(space.checkpoints.iterdir()) == [under_way]
+    assert not (tmp_path / ".999999999.partial").exists()
 
 
 def test_what_is_not_ours_is_not_touched(tmp_path):
