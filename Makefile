@@ -54,6 +54,7 @@ desk: $(READY)
 	for run in argmax_constant argmax_cosine argmax_norms argmax_heads dictionary; do \
 		mkdir -p figures/$$run && cp runs/$$run/*.json runs/$$run/*.npz runs/$$run/*.p?? figures/$$run; \
 		rm figures/$$run/configuration.json; \
+		$(BIN)/llmprobe plot figures/$$run --kind shift; \
 	done
 
 clean:
