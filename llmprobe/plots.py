@@ -153,21 +153,27 @@ def draw_drift(frame: pd.DataFrame, *, reference: int, ax: Any = None) -> NDArra
     return axes
 
 
+def draw_violins(frame: pd.DataFrame, ax: Axes, *, legend: bool = True) -> None:
+    """A violin for each length and feature; `frame` has one row a value."""
+    sns.violinplot(
+        frame.assign(feature=frame.feature.astype(str)),
+        x="length",
+        y="value",
+        hue="feature",
+        palette="colorblind",
+        density_norm="width",
+        inner=None,
+        linewidth=0.3,
+        cut=0,
+        legend=legend,
+        ax=ax,
+    )
+
+
 def draw_features(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     """Distributions of single features by length (Figure 2); `frame` has one row a value."""
     with styled_axes(ax, width=2 * COLUMN_WIDTH, legend=True) as ax:
-        sns.violinplot(
-            frame.assign(feature=frame.feature.astype(str)),
-            x="length",
-            y="value",
-            hue="feature",
-            palette="colorblind",
-            density_norm="width",
-            inner=None,
-            linewidth=0.3,
-            cut=0,
-            ax=ax,
-        )
+        draw_violins(frame, ax)
         n = frame.prompt.nunique()
         name = series_name(frame.layer.iloc[0], frame["head"].iloc[0])
         ax.set_xlabel("prompt length N (tokens)")

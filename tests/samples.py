@@ -4,6 +4,7 @@ import numpy as np
 
 from llmprobe.kinds import VarianceResult
 from llmprobe.results import Provenance
+from llmprobe.synthetic.outcomes import SyntheticResult
 
 
 def make_variance_result(
@@ -13,17 +14,7 @@ def make_variance_result(
     shape = (2 * n_heads, len(lengths))
     std = np.exp(rng.normal(size=shape)) * np.array(lengths) ** -0.5
     return VarianceResult(
-        provenance=Provenance.record(
-            model="toy",
-            revision=None,
-            dtype="float32",
-            device="cpu",
-            attention="sdpa",
-            prompts="random",
-            prompts_hash="0" * 64,
-            seed=0,
-            arguments={"lengths": lengths},
-        ),
+        provenance=_provenance(lengths, prompts="random"),
         at="heads",
         component=0,
         lengths=lengths,
@@ -49,4 +40,78 @@ def make_variance_result(
         nonfinite=np.zeros(shape[0], dtype=np.int64),
         features=np.arange(5),
         feature_values=rng.normal(size=(1, len(lengths), 5, 32)).astype(np.float32),
+    )
+
+
+NAMES = (
+    *("baseline", "layernorm", "standardize", "layernorm+ssmax", "differential"),
+    *("layernorm+dropout+adaptive", "normalized", "headnorm", "rmsnorm"),
+)
+# Accuracy in % at 16, 64, 256, ..., 16384 of eight seeds that were trained long.
+_LOG_LENGTHS = (4, 6, 8, 10, 12, 14)
+_MEANS = ((99.9, 99.2, 93.2, 64.0, 27.0, 13.3), (99.9, 99.3, 92.7, 62.3, 27.8, 16.4))
+
+
+def make_synthetic_result(
+    n_variants: int = 2,
+    lengths: tuple[int, ...] = (16, 64, 256, 1024, 4096, 16384),
+    *,
+    n_seeds: int = 8,
+) -> SyntheticResult:
+    """Made up, but like what was measured."""
+    rng = np.random.default_rng(0)
+    variants, n = NAMES[:n_variants], np.array(lengths, dtype=np.float64)
+    shape = (n_variants, n_seeds, len(lengths))
+    accuracy = np.empty(shape)
+    for v in range(n_variants):
+        mean = np.interp(np.log2(n), _LOG_LENGTHS, _MEANS[min(v, 1)]) / 100 + 0.02 * max(0, v - 1)
+        seed = rng.normal(scale=0.03, size=(n_seeds, 1)) * (4 * mean * np.abs(1 - mean))
+        accuracy[v] = np.clip(mean + seed + rng.normal(scale=0.004, size=shape[1:]), 0, 1)
+    level = np.exp(rng.normal(scale=0.2, size=(n_variants, n_seeds, 1)))
+    falls = np.where(np.arange(n_variants) % 2 == 0, 0.33, 0.12)[:, None, None]
+    spread = level / (1 + n / 40)
+    n_kept, n_features = 64, 5
+    center = rng.normal(size=(n_variants, 1, 1, n_features))
+    noise = rng.normal(size=(n_variants, len(lengths), n_kept, n_features))
+    weights = rng.exponential(size=(n_variants, len(lengths), 32, 64)) / n[:, None, None]
+    top = -np.sort(-weights, axis=-1)[..., :16] * (np.arange(16) < n[:, None, None])
+    top[n_variants - 1, :, :, -1] *= -1
+    points = 20
+    return SyntheticResult(
+        provenance=_provenance(lengths, prompts="argmax"),
+        task="argmax",
+        variants=variants,
+        seeds=tuple(range(n_seeds)),
+        lengths=lengths,
+        train_lengths=(5, 16),
+        n_sets=tuple(4096 if length <= 1024 else 1024 for length in lengths),
+        chance=0.1,
+        schedule="cosine",
+        steps=8000,
+        warnings=("short training",),
+        feature_indices=tuple(range(n_features)),
+        accuracy=accuracy,
+        global_mean=0.05 * level * np.log(n / 16) + rng.normal(scale=0.01, size=shape),
+        global_variance=0.75 * level * (n / 16) ** -falls,
+        feature_variance=0.7 * spread,
+        entropy=np.log(n) - rng.random(size=shape),
+        diverged=np.full(shape[:2], -1),
+        loss_steps=np.arange(points) * 400,
+        loss=np.exp(-0.2 * np.arange(points)) + rng.random(size=(*shape[:2], points)),
+        feature_values=(center + noise * np.sqrt(spread[:, 0, :, None, None])).astype(np.float32),
+        top_weights=top.astype(np.float32),
+    )
+
+
+def _provenance(lengths: tuple[int, ...], prompts: str) -> Provenance:
+    return Provenance.record(
+        model="toy",
+        revision=None,
+        dtype="float32",
+        device="cpu",
+        attention="sdpa",
+        prompts=prompts,
+        prompts_hash="0" * 64,
+        seed=0,
+        arguments={"lengths": lengths},
     )

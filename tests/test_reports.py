@@ -5,8 +5,7 @@ import re
 
 import numpy as np
 from rich.console import Console
-from samples import make_variance_result
-from synthetic.test_outcomes import make_synthetic_result
+from samples import make_synthetic_result, make_variance_result
 
 from llmprobe import reports
 

@@ -9,13 +9,20 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 from numpy.typing import NDArray
 
-from llmprobe.plots import COLUMN_WIDTH, MAX_PANELS, length_axis, palette, spread, styled_axes
+from llmprobe.plots import (
+    COLUMN_WIDTH,
+    MAX_PANELS,
+    draw_violins,
+    length_axis,
+    palette,
+    spread,
+    styled_axes,
+)
 
 _LENGTH = "set size N (items)"
 _MAX_ROWS = 4
@@ -124,19 +131,7 @@ def draw_features(frame: pd.DataFrame, *, seed: int, ax: Any = None) -> NDArray[
         ax, n_rows=len(shown), panels=True, width=2 * COLUMN_WIDTH, height=height
     ) as axes:
         for panel, name in zip(axes, shown, strict=True):
-            sns.violinplot(
-                frame[frame.variant == name].assign(feature=frame.feature.astype(str)),
-                x="length",
-                y="value",
-                hue="feature",
-                palette="colorblind",
-                density_norm="width",
-                inner=None,
-                linewidth=0.3,
-                cut=0,
-                legend=panel is axes[0],
-                ax=panel,
-            )
+            draw_violins(frame[frame.variant == name], panel, legend=panel is axes[0])
             panel.set(xlabel="", ylabel="feature value", axisbelow=True)
             panel.yaxis.set_major_locator(MaxNLocator(4))
             panel.set_title(name, loc="left")

@@ -6,7 +6,7 @@ from io import BytesIO
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
-from synthetic.test_outcomes import NAMES, make_synthetic_result
+from samples import NAMES, make_synthetic_result
 
 from llmprobe import load_result
 from llmprobe.synthetic.outcomes import SyntheticResult
