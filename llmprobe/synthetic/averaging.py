@@ -5,7 +5,8 @@
            with α_t = (ρ + γ t)^-η and β_t = (ρ + γ t)^-κ: bias-corrected, arXiv 2508.00180
 
 θ_0 are the weights at the end of the burn-in, t counts the steps since then. Weights may have any
-axes before their own, such as one for seeds.
+axes before their own, such as one for seeds. The paper updates BEMA every 400 steps; trainings here
+are short, so the default is every step, and t counts steps either way.
 """
 
 from abc import ABC, abstractmethod

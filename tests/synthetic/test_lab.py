@@ -1,5 +1,6 @@
 """The lab as a whole: pieces, resuming, what a result says."""
 
+import os
 import subprocess
 import sys
 import time
@@ -122,6 +123,28 @@ def test_a_damaged_checkpoint_is_one_line(tmp_path):
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(CheckpointError, match="remove it"):
         train_synthetic("argmax", "baseline", **SMALL, output=tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_bits_of_one(tmp_path):
+    options = ["--steps", "60", "--seeds", "20", "--width", "16", "--lengths", "16,64"]
+    command = ["-m", "llmprobe", "train-synthetic", *options, "--sets", "16", "--quiet"]
+    two = ["-m", "torch.distributed.run", "--nproc_per_node", "2"]
+    for name, launcher in (("one", []), ("two", two)):
+        where = ["--output", str(tmp_path / name)]
+        done = subprocess.run(
+            [sys.executable, *launcher, *command, *where],
+            cwd=ROOT,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("saved: ") == 1
+    one, both = (load_result(tmp_path / name) for name in ("one", "two"))
+    for name in ("accuracy", "loss", "feature_variance", "top_weights"):
+        np.testing.assert_array_equal(getattr(one, name), getattr(both, name))
 
 
 @pytest.mark.slow
