@@ -14,9 +14,8 @@ every_network = pytest.mark.parametrize(
     "network",
     [
         pytest.param((task, variant, heads), id=f"{task}-{variant}-{heads}")
-        for task in TASKS
+        for task, heads in zip(TASKS, (1, 4), strict=True)
         for variant in (BASELINE, *PARTS, "layernorm+headnorm+ssmax+adaptive")
-        for heads in (1, 4)
     ],
     indirect=True,
 )
