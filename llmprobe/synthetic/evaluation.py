@@ -18,12 +18,11 @@ from torch import Tensor
 from llmprobe.runtime import torch_generator, without_denormals
 from llmprobe.stats import Moments
 from llmprobe.synthetic.network import Answer, SetNetwork
+from llmprobe.synthetic.outcomes import MAX_EXAMPLES, MAX_WEIGHTS
 from llmprobe.synthetic.tasks import Task
 
 N_FEATURES, N_FEATURE_SETS = 5, 256
 """Single features that are kept, and on how many sets: Figure 2 of arXiv 2504.02827."""
-N_TOP, N_EXAMPLES = 16, 32
-"""Largest weights that are kept, and of how many sets: its Figure 4."""
 _DRAWN = 2**20
 """Items that are drawn at once. Part of what a test set is: another number gives other sets."""
 _CHUNK = {"cpu": 2**14}
@@ -115,8 +114,8 @@ class _Tally:
         self.vectors.update(torch.stack([hits.to(mean), mean, variance, entropy], dim=1))
         if self.keep and len(self.values) < N_FEATURE_SETS:
             self.values += answer.output[:N_FEATURE_SETS, :N_FEATURES].cpu()
-        if self.keep and len(self.tops) < N_EXAMPLES:
-            self.tops += _top(weights[:N_EXAMPLES].mean(dim=1)).cpu()
+        if self.keep and len(self.tops) < MAX_EXAMPLES:
+            self.tops += _top(weights[:MAX_EXAMPLES].mean(dim=1)).cpu()
 
 
 def _entropy(weights: Tensor) -> Tensor:
@@ -132,9 +131,9 @@ def _double(x: Tensor) -> Tensor:
 
 
 def _top(weights: Tensor) -> Tensor:
-    """(sets, n) to the largest (sets, N_TOP)."""
-    largest = weights.topk(min(N_TOP, weights.shape[1]), dim=1).values
-    return torch.nn.functional.pad(largest, (0, N_TOP - largest.shape[1]))
+    """(sets, n) to the largest (sets, MAX_WEIGHTS)."""
+    largest = weights.topk(min(MAX_WEIGHTS, weights.shape[1]), dim=1).values
+    return torch.nn.functional.pad(largest, (0, MAX_WEIGHTS - largest.shape[1]))
 
 
 def _joined(tallies: list[_Tally]) -> Measured:
@@ -149,5 +148,5 @@ def _joined(tallies: list[_Tally]) -> Measured:
         feature_variance=np.array(spread),
         entropy=means[:, 3],
         feature_values=torch.stack(first.values[:N_FEATURE_SETS]).numpy(),
-        top_weights=torch.stack(first.tops[:N_EXAMPLES]).numpy(),
+        top_weights=torch.stack(first.tops[:MAX_EXAMPLES]).numpy(),
     )
