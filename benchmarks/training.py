@@ -19,6 +19,8 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from llmprobe.synthetic.network import SetNetwork
+from llmprobe.synthetic.optimizer import SeedAdamW
+from llmprobe.synthetic.sets import SetTraining
 from llmprobe.synthetic.tasks import find_task
 from llmprobe.synthetic.training import take_step
 
@@ -26,7 +28,7 @@ SPEEDUP = 3.0
 BATCH, WIDTH = 128, 128
 LENGTHS = range(5, 17)
 TASK = find_task("argmax")
-OPTIONS = {"lr": 1e-3, "weight_decay": 1e-3}
+RATE, DECAY, CLIP = 1e-3, 1e-3, 1.0
 
 
 class Plain(nn.Module):
@@ -80,7 +82,9 @@ def plain_loop(network: SetNetwork) -> Callable[[], Tensor]:
     for index, generator in enumerate(generators(len(network.seeds))):
         model = Plain()
         model.copy(network.member(index))
-        models.append((model, torch.optim.AdamW(model.parameters(), **OPTIONS), generator))
+        models.append(
+            (model, torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=DECAY), generator)
+        )
 
     def run() -> Tensor:
         losses = []
@@ -90,7 +94,7 @@ def plain_loop(network: SetNetwork) -> Callable[[], Tensor]:
                 loss = F.cross_entropy(model(tokens), labels)
                 optimizer.zero_grad()
                 loss.backward()
-                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
                 optimizer.step()
             losses.append(loss.detach())
         return torch.stack(losses)
@@ -98,16 +102,17 @@ def plain_loop(network: SetNetwork) -> Callable[[], Tensor]:
     return run
 
 
-def lab(network: SetNetwork) -> Callable[[], Tensor]:
+def lab(network: SetNetwork, training: SetTraining) -> Callable[[], Tensor]:
     """The same round, all seeds at once."""
     own = generators(len(network.seeds))
-    optimizer = torch.optim.AdamW(network.parameters(), **OPTIONS, fused=True)
+    weights = dict(network.named_parameters())
+    optimizer = SeedAdamW(weights, training.each("learning_rate"), training.weight_decay)
 
     def run() -> Tensor:
         for length in LENGTHS:
             drawn = [TASK.sample(BATCH, length, generator) for generator in own]
             tokens, labels = (torch.cat(x) for x in zip(*drawn, strict=True))
-            losses, _ = take_step(network, optimizer, tokens, labels, clip=1.0)
+            losses, _ = take_step(training, network, optimizer, (tokens, labels), step=0)
         return losses
 
     return run
@@ -121,8 +126,16 @@ def main() -> None:
     # For both: as attention sharpens, the plain loop is more than twice as slow with denormals.
     torch.set_flush_denormal(True)
 
-    network = SetNetwork("argmax", seeds=range(arguments.seeds), width=WIDTH)
-    rounds = {"plain loop": plain_loop(network), "lab": lab(network)}
+    training = SetTraining(
+        task=TASK.name,
+        seeds=tuple(range(arguments.seeds)),
+        width=WIDTH,
+        learning_rate=RATE,
+        weight_decay=DECAY,
+        clip=CLIP,
+    )
+    network = training.new_network()
+    rounds = {"plain loop": plain_loop(network), "lab": lab(network, training)}
     n_steps = arguments.seeds * len(LENGTHS)
     flops, losses = {}, {}
     for name, run in rounds.items():

@@ -62,11 +62,21 @@ def check_capture(
         model.train(training)
 
 
+def _takes_mask(model: nn.Module) -> bool:
+    parameters = inspect.signature(model.forward).parameters
+    free = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    return free or "attention_mask" in parameters
+
+
 def _checks(model: nn.Module, tokenizer: Any, length: int, seed: int) -> Iterator[Check]:
     layers = attention_layers(model)
     if any(layer.last_only for layer in layers):
         raise UnsupportedModelError(
             f"{type(model).__name__} answers for the last token alone; the check compares them all"
+        )
+    if not _takes_mask(model):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} takes no attention mask; the check pads prompts"
         )
     yield Check("attention layers", True, None, _describe(layers))
     tokens = _tokens(model, (3, length), seed)

@@ -7,7 +7,8 @@
     VarianceResult    variance of attention outputs by length
     AttentionResult   where attention looks, by length, and the variance that this predicts
 
-The result of the lab is in `synthetic.outcomes`; `load_result` opens it like the others.
+Those of the lab are in `synthetic.outcomes`, `.legality` and `.findings`; `load_result` opens them
+like the others.
 
 A series is one layer, or one head of a layer. Arrays have the shape (series,) or
 (series, lengths, ...). "Over prompts" and "over features" name the axis of every statistic.
@@ -31,7 +32,9 @@ Integers = NDArray[np.int64]
 
 def load_result(folder: str | os.PathLike[str]) -> Result:
     """Open a saved result of any kind; `ResultFormatError` says why where it cannot."""
-    # A kind is known once its module was imported; this one lives with the lab.
+    # A kind is known once its module was imported; these live with the lab.
+    import llmprobe.synthetic.findings
+    import llmprobe.synthetic.legality
     import llmprobe.synthetic.outcomes  # noqa: F401
 
     return read_result(folder)

@@ -1,18 +1,12 @@
-"""Results as tables for a terminal."""
+"""Results of the probes as tables for a terminal; those of the lab are in `synthetic.tables`."""
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
-from rich.console import Group
-from rich.markup import escape
 from rich.table import Table
-from rich.text import Text
 
 from llmprobe.kinds import AttentionResult, SeriesResult, VarianceResult
-from llmprobe.synthetic.outcomes import SyntheticResult
 
 _MAX_ROWS = 40
 _COLUMN = 10
@@ -74,101 +68,6 @@ def compare_table(results: Iterable[tuple[str, VarianceResult]]) -> Table:
             *(_signed(f, result.slope) for f in (np.median, np.min, np.max)),
         )
     return table
-
-
-def synthetic_table(result: SyntheticResult) -> Group:
-    """A table for each variant against the first one, a row a length, and how the tails fall.
-
-    One table for all would be wider than a terminal from the third variant on.
-    """
-    summary, comparisons = result.summary_frame(), result.compare_frame()
-    first, *others = result.variants
-    parts: list[Table | Text] = []
-    for name in others or [first]:
-        parts += [_against(name, summary, comparisons[comparisons.variant == name]), Text()]
-    seeds, sets = _range(summary.n_seeds), _range(result.n_sets)
-    about = (
-        f"accuracy in %, mean ± standard deviation over {_count(seeds, 'seed')}; "
-        f"{_count(sets, 'set')} a length, the same for all seeds"
-    )
-    if others:
-        about += (
-            f"; difference in points, paired over {_count(_range(comparisons.n_seeds), 'seed')}, "
-            "with its 95 % interval over seeds on these sets; p of the paired t test; * "
-            "significant at 0.05 after Holm's correction over the lengths"
-        )
-    parts.append(Text(about, style="italic"))
-    if len(tail := result.tail_frame()):
-        parts += [Text(), _tails(tail, result)]
-    return Group(*parts)
-
-
-def _tails(tail: pd.DataFrame, result: SyntheticResult) -> Table:
-    """A row a variant: the slope of the variance of single features."""
-    title = (
-        f"variance of a feature over sets, slope of log over log N for N ≥ {tail.first_length[0]}"
-    )
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    table.add_column("variant", overflow="fold")
-    for name in ("slope", "95 % interval", "seeds"):
-        table.add_column(name, justify="right", no_wrap=True)
-    ratio = f"{result.lengths[-1]} / {result.reference}"
-    table.add_column(f"global variance\n{ratio}", justify="right")
-    for row in tail.to_dict("records"):
-        table.add_row(
-            Text(row["variant"]),
-            f"{row['slope']:+.2f}",
-            _interval(row, "{:+.2f} to {:+.2f}"),
-            f"{row['n_seeds']}",
-            f"{row['global_variance_ratio']:.2g}",
-        )
-    return table
-
-
-def _against(variant: str, summary: pd.DataFrame, comparisons: pd.DataFrame) -> Table:
-    """A row a length: accuracy of the reference and of the variant, and their difference."""
-    table = Table(box=None, pad_edge=False)
-    table.add_column("length", justify="right", no_wrap=True)
-    shown = list(dict.fromkeys([*comparisons.reference, variant]))
-    for name in shown:
-        table.add_column(escape(name).replace("+", "+\n"), justify="right")
-    for name in ("difference", "95 % interval", "p") if len(shown) > 1 else ():
-        table.add_column(name, justify="left" if name == "p" else "right", no_wrap=True)
-    accuracy = summary.set_index(["variant", "length"])[["mean", "sd"]] * 100
-    ends = {row["length"]: _difference(row) for row in comparisons.to_dict("records")}
-    for length in dict.fromkeys(summary.length):
-        means = (accuracy.loc[(name, length)] for name in shown)
-        table.add_row(
-            f"{length}", *(_mean(m["mean"], m["sd"]) for m in means), *ends.get(length, ())
-        )
-    return table
-
-
-def _mean(mean: float, sd: float) -> str:
-    return f"{mean:.1f}" if np.isnan(sd) else f"{mean:.1f} ± {sd:.1f}"
-
-
-def _interval(row: Mapping[Hashable, Any], form: str, scale: float = 1) -> str:
-    low, high = scale * row["low"], scale * row["high"]
-    return "–" if np.isnan(low) else form.format(low, high)
-
-
-def _difference(row: Mapping[Hashable, Any]) -> tuple[str, str, str]:
-    p = "–" if np.isnan(row["p"]) else "<0.001" if row["p"] < 0.001 else f"{row['p']:.3f}"
-    return (
-        f"{100 * row['difference']:+.1f}",
-        _interval(row, "[{:+.1f}, {:+.1f}]", scale=100),
-        f"{p} *" if row["significant"] else p,
-    )
-
-
-def _count(number: str, what: str) -> str:
-    return f"{number} {what}" if number == "1" else f"{number} {what}s"
-
-
-def _range(numbers: Collection[int]) -> str:
-    low, high = min(numbers), max(numbers)
-    return f"{low}" if low == high else f"{low} to {high}"
 
 
 def _signed(function: Callable[..., float], slopes: NDArray[np.float64]) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pytest
 import torch
+from rich.console import Console
 from samples import make_variance_result
 
 from llmprobe import cli
@@ -22,6 +23,14 @@ from llmprobe.kinds import VarianceResult
 torch.set_num_threads(1)  # the models are tiny: more threads only wait for each other
 
 ROOT = Path(__file__).parent.parent
+
+
+def shown_text(table: object, width: int = 300) -> str:
+    """What a terminal of so many columns shows."""
+    console = Console(width=width)
+    with console.capture() as capture:
+        console.print(table)
+    return capture.get()
 
 
 @pytest.fixture(autouse=True)

@@ -11,14 +11,19 @@ PACKAGE = ROOT / "llmprobe"
 ROWS = [
     {"errors", "runtime"},
     {"stats", "decay", "lengths", "storage", "plots", "rows", "texts", "prompts"}
-    | {"synthetic.tasks", "synthetic.layers", "synthetic.averaging", "synthetic.othello"},
+    | {"synthetic.layers", "synthetic.variants", "synthetic.averaging", "synthetic.optimizer"}
+    | {"synthetic.othello", "synthetic.pairs"},
     {"results", "models", "discovery"}
-    | {"synthetic.charts", "synthetic.softmaxes", "synthetic.checkpoints"},
-    {"hooks", "synthetic.outcomes", "synthetic.network", "synthetic.workspace"},
-    {"capture", "patterns", "kinds", "synthetic.training", "synthetic.evaluation"},
-    {"checks", "sweeps", "reports", "synthetic.planning"},
-    {"preparing", "synthetic.lab"},
-    {"probing", "dispersion"},
+    | {"synthetic.tasks", "synthetic.softmaxes", "synthetic.decoder"}
+    | {"synthetic.charts", "synthetic.checkpoints"},
+    {"hooks", "synthetic.network", "synthetic.complement", "synthetic.training"}
+    | {"synthetic.scoring", "synthetic.outcomes", "synthetic.workspace"}
+    | {"synthetic.legal_charts", "synthetic.search_charts"},
+    {"capture", "patterns", "synthetic.evaluation", "synthetic.planning"}
+    | {"synthetic.legality", "synthetic.findings"},
+    {"checks", "sweeps", "kinds", "synthetic.sets", "synthetic.choices", "synthetic.tables"},
+    {"preparing", "reports", "synthetic.search", "synthetic.runs"},
+    {"probing", "dispersion", "synthetic.lab"},
     {"commands.options"},
     {"commands.probes", "commands.saved", "commands.trainer"},
     {"cli"},
@@ -27,7 +32,8 @@ ROWS = [
 COMMANDS = {"cli", "commands.options", "commands.probes", "commands.saved", "commands.trainer"}
 TORCH_FREE = {
     *{"errors", "lengths", "decay", "storage", "results", "kinds", "plots"},
-    *{"synthetic.charts", "synthetic.outcomes"},
+    *{"synthetic.charts", "synthetic.legal_charts", "synthetic.search_charts"},
+    *{"synthetic.pairs", "synthetic.outcomes", "synthetic.legality", "synthetic.findings"},
     *COMMANDS,
 }
 HEAVY = {"torch", "transformers", "accelerate", "datasets", "peft"}

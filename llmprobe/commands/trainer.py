@@ -9,55 +9,103 @@ import typer
 from llmprobe.commands.options import Debug, Device, Json, Quiet, print_table
 
 if TYPE_CHECKING:
-    from llmprobe.synthetic.outcomes import SyntheticResult
+    from llmprobe.results import Result
 
 
 def train_synthetic(
-    task: Annotated[str, typer.Option(help="argmax or dictionary.")] = "argmax",
+    task: Annotated[
+        str, typer.Option(help="argmax, dictionary, set-complement or othello.")
+    ] = "argmax",
     variants: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="What to train; the others are compared with the first. baseline; a norm on the "
-            "attention output: layernorm, standardize, rmsnorm, or headnorm on each head; dropout; "
-            "instead of softmax: ssmax, differential, normalized; at test time only: adaptive "
-            "(temperature), ema, bema (averaged weights). A plus joins parts: layernorm+ssmax."
+            help="What to train; the others are compared with the first. baseline; a plus joins "
+            "parts: layernorm+ssmax. Of argmax and dictionary: a norm on the attention output "
+            "(layernorm, standardize, rmsnorm, or headnorm on each head), dropout, instead of "
+            "softmax ssmax, differential, normalized. Of set-complement and othello: mlp, prenorm, "
+            "postnorm, rotary or learned positions, dropout. At test time only: adaptive "
+            "(temperature; argmax and dictionary), ema, bema (averaged weights)."
         ),
-    ] = "baseline,layernorm",
+    ] = None,
     preset: Annotated[
         str,
         typer.Option(
-            help="Seeds, steps, longest test sets and their number where they are not given: "
-            "quick (8, 2000, 4096, 256: minutes), desk (32, 5000, 16384, 1024: hours), "
-            "paper (32, 100000, 16384, 32768: a GPU)."
+            help="Seeds, steps, tests and sizes where they are not given: quick (minutes), desk "
+            "(an hour or more on two cores), paper (a GPU)."
         ),
     ] = "quick",
+    search: Annotated[
+        int | None,
+        typer.Option(
+            help="Train so many settings instead (set-complement, othello), each with and without "
+            "dropout, with raw and averaged weights: learning rate 3e-4..1e-2, dropout 0.05..0.3, "
+            "1 - EMA decay 0.001..0.1, width 16, 32 or 64, 1 to 3 layers."
+        ),
+    ] = None,
     seeds: Annotated[int | None, typer.Option(help="Networks of each variant.")] = None,
     first_seed: Annotated[int, typer.Option(help="The first seed; the others follow it.")] = 0,
     steps: Annotated[int | None, typer.Option(help="Training steps.")] = None,
     train_lengths: Annotated[
-        str, typer.Option(help="Shortest and longest set in training.")
-    ] = "5..16",
-    lengths: Annotated[
-        str | None, typer.Option(help="Sizes of the test sets: 16..4096 doubles; 16,64,256.")
+        str | None,
+        typer.Option(
+            help="Shortest and longest in training; if not given 5..16 items, 1..4 tokens of "
+            "set-complement, 1..30 moves of othello."
+        ),
     ] = None,
-    sets: Annotated[int | None, typer.Option(help="Test sets at each length.")] = None,
-    width: Annotated[int, typer.Option(help="Width of the network.")] = 128,
-    heads: Annotated[int, typer.Option(help="Heads of its attention.")] = 1,
-    batch: Annotated[int, typer.Option(help="Sets in a training step.")] = 128,
-    learning_rate: Annotated[float, typer.Option(help="Learning rate of AdamW.")] = 1e-3,
-    weight_decay: Annotated[float, typer.Option(help="Weight decay of AdamW.")] = 1e-3,
+    lengths: Annotated[
+        str | None,
+        typer.Option(
+            help="Lengths to test: 16..4096 doubles; 16,64,256. All there are for set-complement "
+            "and othello."
+        ),
+    ] = None,
+    sets: Annotated[int | None, typer.Option(help="Tests at each length.")] = None,
+    vocab: Annotated[
+        int | None, typer.Option(help="Tokens of set-complement; 16 if not given.")
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            help="Loss of set-complement and othello against the token that came (sampled), or "
+            "against all that are allowed (exact)."
+        ),
+    ] = None,
+    width: Annotated[int | None, typer.Option(help="Width of the network.")] = None,
+    heads: Annotated[int | None, typer.Option(help="Heads of an attention.")] = None,
+    layers: Annotated[
+        int | None, typer.Option(help="Layers, for set-complement and othello.")
+    ] = None,
+    value_size: Annotated[
+        int | None,
+        typer.Option(help="Of a head, for set-complement and othello; width / heads if not given."),
+    ] = None,
+    batch: Annotated[int | None, typer.Option(help="Sets in a training step.")] = None,
+    learning_rate: Annotated[
+        float | None, typer.Option(help="Of AdamW; if not given 1e-3, 3e-3 or 2e-3, by task.")
+    ] = None,
+    weight_decay: Annotated[
+        float | None, typer.Option(help="Of AdamW; if not given 1e-3, and 0.1 for othello.")
+    ] = None,
     clip: Annotated[float, typer.Option(help="Largest norm of a gradient; 0: any.")] = 1.0,
     schedule: Annotated[
         str, typer.Option(help="Of the learning rate: constant, or cosine (down to 0).")
     ] = "cosine",
-    warmup: Annotated[int, typer.Option(help="Steps in which the learning rate rises.")] = 0,
-    ema_decay: Annotated[float, typer.Option(help="Decay of the average ema.")] = 0.999,
+    warmup: Annotated[
+        int | None,
+        typer.Option(help="Steps in which the learning rate rises; 0, for othello 200."),
+    ] = None,
+    dropout: Annotated[
+        float | None, typer.Option(help="Rate of variants with dropout; 0.1 if not given.")
+    ] = None,
+    ema_decay: Annotated[
+        float | None, typer.Option(help="Decay of the average ema; 0.999 if not given.")
+    ] = None,
     device: Device = "auto",
     output: Annotated[
         Path | None,
         typer.Option(
             help="Folder for the result and the checkpoints; the same command goes on there where "
-            "it was stopped. runs/synthetic-TASK if not given."
+            "it was stopped. runs/synthetic-TASK if not given, runs/search-TASK for a search."
         ),
     ] = None,
     overwrite: Annotated[
@@ -67,19 +115,19 @@ def train_synthetic(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Train small attention models on sets and test them on longer ones, many seeds at once."""
+    """Train small attention models on the papers' tasks and test them beyond their lengths."""
     options = dict(locals())
     for name in ("output", "as_json", "quiet", "debug"):
         del options[name]
-    target = output or Path("runs") / f"synthetic-{task}"
-    _train(options, target, as_json=as_json, quiet=quiet)
+    name = f"{'synthetic' if search is None else 'search'}-{task}"
+    _train(options, output or Path("runs") / name, as_json=as_json, quiet=quiet)
 
 
-def _train(options: dict[str, Any], target: Path, *, as_json: bool, quiet: bool) -> None:
+def _train(options: dict[str, Any], folder: Path, *, as_json: bool, quiet: bool) -> None:
     from llmprobe.runtime import process, progress
     from llmprobe.synthetic.lab import train_synthetic as train
 
-    finished = (target / "result.json").is_file() and not options["overwrite"]
+    finished = (folder / "result.json").is_file() and not options["overwrite"]
     with progress(quiet=quiet) as bar:
         tasks: dict[str, Any] = {}
 
@@ -89,27 +137,26 @@ def _train(options: dict[str, Any], target: Path, *, as_json: bool, quiet: bool)
             bar.update(tasks[what], completed=done, note=note)
 
         try:
-            result = train(**options, output=target, watch=watch)
+            result = train(**options, output=folder, watch=watch)
         except KeyboardInterrupt:
-            typer.echo(f"{target} keeps what is done; the same command goes on there", err=True)
+            typer.echo(f"{folder} keeps what is done; the same command goes on there", err=True)
             raise
     if not process().is_main:
         return
     if finished and not quiet:
-        typer.echo(f"{target} was finished before; --overwrite trains again", err=True)
-    _show(result, target, as_json)
+        typer.echo(f"{folder} was finished before; --overwrite trains again", err=True)
+    _show(result, folder, as_json)
 
 
-def _show(result: "SyntheticResult", target: Path, as_json: bool) -> None:
-    from llmprobe.reports import synthetic_table
+def _show(result: "Result", folder: Path, as_json: bool) -> None:
+    from llmprobe.synthetic.tables import lab_table
 
     if as_json:
-        typer.echo(json.dumps(result.to_document() | {"output": target.name}))
+        typer.echo(json.dumps(result.to_document() | {"output": folder.name}))
         return
     typer.echo(result.headline())
-    print_table(synthetic_table(result))
-    for warning in result.warnings:
+    print_table(lab_table(result))
+    for warning in getattr(result, "warnings", ()):
         typer.echo(f"note: {warning}")
-    typer.echo(
-        f"saved: {target} (result.json, arrays.npz, synthetic.png, synthetic.pdf, checkpoints)"
-    )
+    names = ("result.json", "arrays.npz", f"{result.kind}.png", f"{result.kind}.pdf", "checkpoints")
+    typer.echo(f"saved: {folder} ({', '.join(names)})")

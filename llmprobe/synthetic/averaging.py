@@ -36,8 +36,11 @@ class Averaging(ABC):
             )
 
     @abstractmethod
-    def rate(self, t: int) -> float:
-        """The share of the present weights in an update, t steps after the burn-in."""
+    def rate(self, t: int) -> float | tuple[float, ...]:
+        """The share of the present weights in an update, t steps after the burn-in.
+
+        One for all, or one for each place on the weights' first axis.
+        """
 
     def correction(self, t: int) -> float:
         """The share of the whole way since the burn-in that is added on evaluation."""
@@ -48,14 +51,18 @@ class Averaging(ABC):
 class Ema(Averaging):
     """The exponential moving average."""
 
-    decay: float = 0.999
+    decay: float | tuple[float, ...] = 0.999
+    """One for all, or one for each place on the weights' first axis."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.decay < 1:
-            raise ValueError(f"ema decay: got {self.decay}, accepted: 0 or more and less than 1")
+        for decay in self.decay if isinstance(self.decay, tuple) else (self.decay,):
+            if not 0 <= decay < 1:
+                raise ValueError(f"ema decay: got {decay}, accepted: 0 or more and less than 1")
 
-    def rate(self, t: int) -> float:
+    def rate(self, t: int) -> float | tuple[float, ...]:
+        if isinstance(self.decay, tuple):
+            return tuple(1 - decay for decay in self.decay)
         return 1 - self.decay
 
 
@@ -102,7 +109,7 @@ class Average:
         rate = self.averaging.rate(t)
         with torch.no_grad():
             for name, mean in self.mean.items():
-                mean.lerp_(weights[name], rate)
+                mean.lerp_(weights[name], _beside(rate, mean))
 
     def weights(self, step: int, weights: Weights) -> dict[str, Tensor]:
         """The average after `step` steps, where `weights` are the raw ones; those in a burn-in."""
@@ -127,3 +134,10 @@ class Average:
             into.update(
                 (k.removeprefix(part), w.clone()) for k, w in state.items() if k.startswith(part)
             )
+
+
+def _beside(rate: float | tuple[float, ...], mean: Tensor) -> float | Tensor:
+    """Rates with the axes of a weight behind their own."""
+    if isinstance(rate, float):
+        return rate
+    return torch.tensor(rate, dtype=mean.dtype, device=mean.device).view(-1, *[1] * (mean.ndim - 1))

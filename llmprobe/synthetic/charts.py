@@ -28,7 +28,7 @@ _LENGTH = "set size N (items)"
 _MAX_ROWS = 4
 _LEGEND_LINE = 0.15
 """Inches."""
-_GRAY = "0.45"
+GRAY = "0.45"
 
 
 def draw_accuracy(
@@ -51,32 +51,32 @@ def draw_accuracy(
     height = 0.72 * COLUMN_WIDTH + 0.1 * (len(names) + len(starred))
     with styled_axes(ax, height=height) as ax:
         ax.axvspan(*train_lengths, color="0.9", lw=0, zorder=0, label="training lengths")
-        ax.axhline(100 * chance, color=_GRAY, lw=0.8, ls=":", label="chance")
-        for (name, part), color in _colored(summary, names):
-            _draw_band(part, ax, color=color, name=name, scale=100)
+        ax.axhline(100 * chance, color=GRAY, lw=0.8, ls=":", label="chance")
+        for (name, part), color in colored(summary, names):
+            draw_band(part, ax, color=color, name=name, scale=100)
             for row in stars[stars.variant == name].to_dict("records"):
                 level = 105 + 6 * starred.index(name)
                 _draw_star(row["length"], level, ax, color=color, better=row["difference"] > 0)
         for better, word in ((True, "better"), (False, "worse")):
             if ((stars.difference > 0) == better).any():
                 label = f"{word} (Holm, 5 %)"
-                _draw_star([], [], ax, color=_GRAY, better=better, label=label)
+                _draw_star([], [], ax, color=GRAY, better=better, label=label)
         length_axis(ax, summary.length, label=_LENGTH)
         ends = [*train_lengths, *summary.length]
         ax.set_xlim(min(ends) / 1.15, max(ends) * 1.15)
         ax.set_ylim(-2, 102 + 6 * len(starred))
         ax.set_yticks(range(0, 101, 20))
         ax.set_ylabel(
-            f"accuracy (%) on {_span(n_sets)} sets,\n"
-            f"mean over {_span(summary.n_seeds)} seeds, 95 % band"
+            f"accuracy (%) on {span(n_sets)} sets,\n"
+            f"mean over {span(summary.n_seeds)} seeds, 95 % band"
         )
-        handles, labels = _handles(ax, names)
+        handles, labels = legend_handles(ax, names)
         ax.legend(
             handles,
             labels,
             loc="lower right",
             bbox_to_anchor=(1, 1),
-            ncols=_n_columns(labels, COLUMN_WIDTH - 0.2),  # half a tick label stands out
+            ncols=legend_columns(labels, COLUMN_WIDTH - 0.2),  # half a tick label stands out
             columnspacing=1,
             borderpad=0.2,
         )
@@ -91,7 +91,7 @@ def draw_shift(
     `frame` is `SyntheticResult.shift_frame()`; the gray line in the last panel falls as 1/N.
     """
     names = list(dict.fromkeys(frame.variant))
-    n_columns = _n_columns([*names, "slope −1"], 2 * COLUMN_WIDTH)
+    n_columns = legend_columns([*names, "slope −1"], 2 * COLUMN_WIDTH)
     height = 2.3 + _LEGEND_LINE * -(-(len(names) + 1) // n_columns)
     labels = {
         "mean_drift": f"(global mean − that at {reference})\n/ global variance at {reference}",
@@ -101,20 +101,20 @@ def draw_shift(
     with styled_axes(ax, n_panels=3, panels=True, width=2 * COLUMN_WIDTH, height=height) as axes:
         for panel, (statistic, label) in zip(axes, labels.items(), strict=True):
             rows = frame[frame.statistic == statistic]
-            for (name, part), color in _colored(rows, names):
-                _draw_band(part, panel, color=color, name=name)
+            for (name, part), color in colored(rows, names):
+                draw_band(part, panel, color=color, name=name)
             length_axis(panel, frame.length, label=_LENGTH, n_ticks=4)
             panel.set_ylabel(label)
             if statistic == "mean_drift":
-                panel.axhline(0, color=_GRAY, lw=0.8, ls=":")
+                panel.axhline(0, color=GRAY, lw=0.8, ls=":")
             else:
-                _log_axis(panel)
+                log_axis(panel)
         _draw_guide(rows[rows.variant == names[0]], reference, axes[-1])
         axes[1].set_xlabel(
-            f"{_LENGTH}\nmeans over {_span(frame.n_seeds)} seeds with 95 % bands (geometric for "
-            f"variances); {_span(n_sets)} sets"
+            f"{_LENGTH}\nmeans over {span(frame.n_seeds)} seeds with 95 % bands (geometric for "
+            f"variances); {span(n_sets)} sets"
         )
-        handles, texts = _handles(axes[-1], names)
+        handles, texts = legend_handles(axes[-1], names)
         axes[0].figure.legend(handles, texts, loc="outside upper center", ncols=n_columns)
     return np.asarray(axes)
 
@@ -208,12 +208,12 @@ def draw_weights(
     return grid.ravel()
 
 
-def _colored(frame: pd.DataFrame, names: Sequence[str]) -> Any:
+def colored(frame: pd.DataFrame, names: Sequence[str]) -> Any:
     parts = [(name, frame[frame.variant == name]) for name in names]
     return zip(parts, palette(len(names)), strict=False)
 
 
-def _draw_band(part: pd.DataFrame, ax: Axes, *, color: Any, name: str, scale: float = 1) -> None:
+def draw_band(part: pd.DataFrame, ax: Axes, *, color: Any, name: str, scale: float = 1) -> None:
     marker = "o" if len(part) == 1 else None  # a line of one point would not be seen
     ax.plot(part.length, scale * part["mean"], color=color, lw=1.1, label=name, marker=marker)
     low, high = scale * part.low, scale * part.high
@@ -234,7 +234,7 @@ def _draw_guide(part: pd.DataFrame, reference: int, ax: Axes) -> None:
         ax.plot(beyond.length, line, color="0.6", lw=1.2, ls=":", label="slope −1", zorder=1)
 
 
-def _log_axis(ax: Axes) -> None:
+def log_axis(ax: Axes) -> None:
     ax.set_yscale("log")
     low, high = ax.get_ylim()
     if high < 20 * low:  # too narrow for powers of ten alone to be read
@@ -243,14 +243,14 @@ def _log_axis(ax: Axes) -> None:
     ax.yaxis.set_minor_formatter(NullFormatter())
 
 
-def _handles(ax: Axes, names: Sequence[str]) -> tuple[list[Any], list[str]]:
+def legend_handles(ax: Axes, names: Sequence[str]) -> tuple[list[Any], list[str]]:
     """What a legend shows: the variants first, whatever was drawn first."""
     handles, labels = ax.get_legend_handles_labels()
     order = sorted(range(len(labels)), key=lambda i: labels[i] not in names)
     return [handles[i] for i in order], [labels[i] for i in order]
 
 
-def _n_columns(labels: Sequence[str], width: float) -> int:
+def legend_columns(labels: Sequence[str], width: float) -> int:
     """The most columns in which a legend is no wider than the figure; it fills them downwards."""
     for n_columns in range(len(labels), 1, -1):
         n_lines = -(-len(labels) // n_columns)
@@ -267,6 +267,6 @@ def _spread(n: int) -> list[int]:
     return spread(range(n), next(even, MAX_PANELS))
 
 
-def _span(numbers: Any) -> str:
+def span(numbers: Any) -> str:
     low, high = min(numbers), max(numbers)
     return f"{low}" if low == high else f"{low} to {high}"

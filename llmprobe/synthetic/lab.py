@@ -1,228 +1,218 @@
-"""The lab: train variants on a task, many seeds of each, and measure them by length.
+"""The lab: train small networks on a task, many seeds of each, and measure them by length.
 
     result = train_synthetic("argmax", ["baseline", "layernorm"], seeds=8)
+    result = train_synthetic("othello", preset="desk")
+    result = train_synthetic("set-complement", search=64)
     result.plot()
 
 With an output folder every finished piece is kept, and the same call goes on where it stopped.
 """
 
-import dataclasses
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from llmprobe.errors import CheckpointError
-from llmprobe.kinds import load_result
 from llmprobe.lengths import parse_lengths
-from llmprobe.runtime import main_first, process, resolve_device
-from llmprobe.synthetic.checkpoints import check_same, read_checkpoint, write_checkpoint
-from llmprobe.synthetic.evaluation import Measured, evaluate
-from llmprobe.synthetic.network import SetNetwork, parse_variant, trained_as
-from llmprobe.synthetic.outcomes import SyntheticResult
-from llmprobe.synthetic.planning import Done, Piece, Plan
-from llmprobe.synthetic.tasks import find_task
-from llmprobe.synthetic.training import Trained, Training, train, training_from
-from llmprobe.synthetic.workspace import Workspace
+from llmprobe.results import Result
+from llmprobe.runtime import resolve_device
+from llmprobe.synthetic import choices
+from llmprobe.synthetic import sets as set_tasks
+from llmprobe.synthetic.checkpoints import read_checkpoint
+from llmprobe.synthetic.choices import ChoicePlan, ChoiceTraining
+from llmprobe.synthetic.planning import Plan
+from llmprobe.synthetic.runs import Watch, as_variant, run_plan
+from llmprobe.synthetic.search import SearchPlan
+from llmprobe.synthetic.sets import SetPlan, SetTraining
+from llmprobe.synthetic.tasks import CHOICES, find_choice, find_task
+from llmprobe.synthetic.training import Training, train
+from llmprobe.synthetic.workspace import first_variant
 
-PRESETS: dict[str, dict[str, Any]] = {
-    "quick": {"seeds": 8, "steps": 2000, "lengths": "16..4096", "sets": 256},
-    "desk": {"seeds": 32, "steps": 5000, "lengths": "16..16384", "sets": 1024},
-    "paper": {"seeds": 32, "steps": 100_000, "lengths": "16..16384", "sets": 32_768},
-}
+_SEARCHED = {"set-complement": "mlp+prenorm", "othello": "baseline"}
+"""Networks of which a search has the settings, where none is named."""
 _MOST = 1_000_000
 """Seeds or sets: more are a slip of the hand."""
-Watch = Callable[[str, int, int, str], object]
 
 
 def train_synthetic(
     task: str = "argmax",
-    variants: str | Sequence[str] = ("baseline", "layernorm"),
+    variants: str | Sequence[str] | None = None,
     *,
     preset: str = "quick",
+    search: int | None = None,
     seeds: int | None = None,
     first_seed: int = 0,
     steps: int | None = None,
-    train_lengths: str | tuple[int, int] = "5..16",
+    train_lengths: str | tuple[int, int] | None = None,
     lengths: str | Sequence[int] | None = None,
     sets: int | None = None,
-    width: int = 128,
-    heads: int = 1,
-    batch: int = 128,
-    learning_rate: float = 1e-3,
-    weight_decay: float = 1e-3,
+    vocab: int | None = None,
+    target: str | None = None,
+    width: int | None = None,
+    heads: int | None = None,
+    layers: int | None = None,
+    value_size: int | None = None,
+    batch: int | None = None,
+    learning_rate: float | None = None,
+    weight_decay: float | None = None,
     clip: float = 1.0,
     schedule: str = "cosine",
-    warmup: int = 0,
-    ema_decay: float = 0.999,
+    warmup: int | None = None,
+    dropout: float | None = None,
+    ema_decay: float | None = None,
     device: str | torch.device = "auto",
     output: str | Path | None = None,
     overwrite: bool = False,
     watch: Watch = lambda what, done, total, note: None,
-) -> SyntheticResult:
-    """Train `variants` on a task and measure them on test sets of many lengths.
+) -> Result:
+    """Train `variants` on a task and measure them at many lengths.
 
-    `variants`: names of `baseline` and the parts in `PARTS`, joined by a plus (`layernorm+ssmax`);
-    the first one is what the others are compared with. `preset` (quick, desk, paper) gives `seeds`,
-    `steps`, `lengths` and `sets` where they are None. `train_lengths`: shortest and longest set in
-    training, every length between equally often. With an `output` folder the run is kept there
-    piece by piece, and the same call goes on where it was stopped. `watch` is told what is under
-    way, how much of it is done, of how much, and a note.
+    Gives a `SyntheticResult` for argmax and dictionary, a `LegalityResult` for set-complement and
+    othello, a `SearchResult` with `search`. What is None is the task's own, or its `preset`'s
+    (quick, desk, paper).
+
+    `variants`: `baseline` and parts joined by a plus (`layernorm+ssmax`); the first one is what the
+    others are compared with. `train_lengths`: shortest and longest in training. `sets`: tests at
+    each length. `search`: so many draws of learning rate, dropout, EMA, width and depth, one for
+    each seed, in pairs with and without dropout; `variants` is then one network. For set-complement
+    and othello alone: `target` (sampled: the loss is taken against the token that came; exact:
+    against all that are allowed), `layers`, `value_size` of a head, and `vocab` of set-complement.
+    With an `output` folder the run is kept there piece by piece, and the same call goes on where it
+    was stopped. `watch` is told what is under way, how much of it is done, of how much, and a note.
     """
-    names = _variants(variants)
-    if preset not in PRESETS:
-        raise ValueError(f"preset: got {preset!r}, accepted: {', '.join(PRESETS)}")
-    given = {"seeds": seeds, "steps": steps, "lengths": lengths, "sets": sets}
-    chosen = PRESETS[preset] | {name: v for name, v in given.items() if v is not None}
+    others = ("task", "preset", "search", "first_seed", "device", "output", "overwrite", "watch")
+    given = {k: v for k, v in locals().items() if v is not None and k not in (*others, "others")}
+    plan = make_plan(task, given, preset=preset, search=search, first_seed=first_seed)
+    folder = None if output is None else Path(output)
+    return run_plan(plan, resolve_device(device), folder, overwrite=overwrite, watch=watch)
+
+
+def make_plan(
+    task: str, given: Mapping[str, Any], *, preset: str, search: int | None, first_seed: int
+) -> Plan:
+    """What a call asks for; `given` are the arguments that were."""
+    several = task in CHOICES
+    if not several:
+        find_task(task)  # refuses an unknown name
+        _refuse(given, ("vocab", "target", "layers", "value_size"), f"is not for {task}")
+        if search is not None:
+            raise ValueError(f"search: got {search} for {task}, accepted for: {', '.join(CHOICES)}")
+    presets = choices.PRESETS[task] if several else set_tasks.PRESETS
+    defaults = choices.DEFAULTS[task] if several else set_tasks.DEFAULTS
+    if preset not in presets:
+        raise ValueError(f"preset: got {preset!r}, accepted: {', '.join(presets)}")
+    chosen = {**defaults, **presets[preset], **given}
+    if "warmup" not in given:  # a short run has no room for the whole of it
+        chosen["warmup"] = min(chosen.get("warmup", 0), int(chosen["steps"]) // 10)
+    if search is not None:
+        drawn = ("seeds", "width", "layers", "learning_rate", "dropout", "ema_decay")
+        _refuse(given, drawn, "is drawn by the search; leave it out")
+        chosen |= {"seeds": search, "variants": given.get("variants", _SEARCHED[task])}
     for name in ("seeds", "sets"):
         if not isinstance(chosen[name], int) or not 1 <= chosen[name] <= _MOST:
-            raise ValueError(f"{name}: got {chosen[name]!r}, accepted: 1 or more, to {_MOST:,}")
+            named = "search" if search is not None and name == "seeds" else name
+            raise ValueError(f"{named}: got {chosen[name]!r}, accepted: 1 or more, to {_MOST:,}")
+    if chosen.get("dropout") == 0:
+        raise ValueError(
+            "dropout: got 0, accepted: more than 0; variants without the part have none"
+        )
     if first_seed < 0:
         raise ValueError(f"first_seed: got {first_seed}, accepted: 0 or more")
-    shortest, longest = _train_lengths(train_lengths)
-    base = Training(
-        task=find_task(task).name,
-        seeds=tuple(range(first_seed, first_seed + chosen["seeds"])),
-        width=width,
-        heads=heads,
-        steps=chosen["steps"],
-        batch=batch,
-        shortest=shortest,
-        longest=longest,
-        learning_rate=learning_rate,
-        weight_decay=weight_decay,
-        clip=clip,
-        schedule=schedule,
-        warmup=warmup,
-        ema_decay=ema_decay,
-    )
-    plan = Plan(names, base, parse_lengths(chosen["lengths"]), chosen["sets"])
-    for length in (longest, plan.lengths[-1]):
+    chosen["seeds"] = tuple(range(first_seed, first_seed + chosen["seeds"]))
+    chosen["shortest"], chosen["longest"] = _train_lengths(chosen.pop("train_lengths"))
+    return _choice_plan(task, chosen, search) if several else _set_plan(task, chosen)
+
+
+def _set_plan(task: str, chosen: dict[str, Any]) -> Plan:
+    names, lengths, sets = (chosen.pop(name) for name in ("variants", "lengths", "sets"))
+    lengths = parse_lengths(lengths)
+    base = SetTraining(task=task, **chosen)
+    for length in (base.longest, lengths[-1]):
         find_task(task).check(length)
-    where = resolve_device(device)
-    space = None
-    if output is not None:
-        with main_first():
-            anew = overwrite and process().is_main
-            space = Workspace(Path(output), plan.configuration(), overwrite=anew)
-        if space.is_finished:
-            return _finished(space.folder)
-    pieces = [_run_piece(piece, plan, where, space, watch) for piece in _own(plan.pieces())]
-    result = plan.join(_gathered(pieces), where)
-    if space is not None and process().is_main:
-        result.save_into(space.folder, figures=("png", "pdf"))
-    return result
+    return SetPlan(_variants(names, base), base, lengths, sets)
 
 
-def _finished(folder: Path) -> SyntheticResult:
-    done = load_result(folder)
-    if not isinstance(done, SyntheticResult):
-        raise CheckpointError(f"{folder} holds a result of {done.kind}; use another --output")
-    return done
+def _choice_plan(task: str, chosen: dict[str, Any], search: int | None) -> Plan:
+    names, sets = chosen.pop("variants"), chosen.pop("sets")
+    choice = find_choice(task, chosen.get("vocab"))
+    asked = chosen.pop("lengths", None)
+    lengths = tuple(range(1, choice.longest + 1)) if asked is None else parse_lengths(asked)
+    choice.check(lengths[-1])
+    base = ChoiceTraining(task=task, **chosen)
+    names = _variants(names, base)
+    if search is None:
+        return ChoicePlan(names, base, lengths, sets)
+    places = {place for name in names for place in base.parse(name)}
+    if len(names) > 1 or places & {"dropout", "weights"}:
+        raise ValueError(
+            f"variants: got {', '.join(names)!r}, accepted with search: one network; dropout, ema "
+            "and bema are what it compares"
+        )
+    return SearchPlan(names, base, lengths, sets)
 
 
-def _run_piece(
-    piece: Piece, plan: Plan, device: torch.device, space: Workspace | None, watch: Watch
-) -> Done:
-    """Train and measure a piece, or take from the folder what is there already."""
-
-    def report(step: int, loss: Any, accuracy: Any) -> None:
-        note = f"loss {loss.mean():.3f}, right {accuracy.mean():.1%}"
-        watch(f"train {piece.name}", step, piece.training.steps, note)
-
-    checkpoint = None if space is None else space.checkpoint(piece.name)
-    trained = train(piece.training, device=device, checkpoint=checkpoint, report=report)
-    measured = {
-        name: _measure(f"{name}.{piece.name}", name, trained, plan, space, watch)
-        for name in piece.variants
-    }
-    return Done(piece, measured, trained.losses.numpy(), trained.diverged.numpy())
-
-
-def _measure(
-    what: str, variant: str, trained: Trained, plan: Plan, space: Workspace | None, watch: Watch
-) -> list[Measured]:
-    """The evaluation of one variant of a piece at all lengths."""
-    path = None if space is None else space.measured(what)
-    facts = {"lengths": list(plan.lengths), "sets": plan.sets}
-    if path is not None and path.is_file():
-        tensors, there = read_checkpoint(path)
-        check_same(path, there, facts)
-        return [
-            Measured(**{f: tensors[f"{length}.{f}"].numpy() for f in _FIELDS})
-            for length in plan.lengths
-        ]
-    network = as_variant(trained, variant)
-    total, done = sum(plan.lengths) * plan.sets * len(network.seeds), 0
-    results = []
-    for length in plan.lengths:
-
-        def advance(n_items: int, length: int = length) -> None:
-            nonlocal done
-            done += n_items
-            watch(f"measure {what}", done, total, f"length {length}")
-
-        results.append(evaluate(network, length, plan.sets, advance=advance))
-    if path is not None:
-        tensors = {
-            f"{length}.{f}": torch.from_numpy(getattr(one, f))
-            for length, one in zip(plan.lengths, results, strict=True)
-            for f in _FIELDS
-        }
-        write_checkpoint(path, tensors, facts)
-    return results
-
-
-_FIELDS = [field.name for field in dataclasses.fields(Measured)]
-
-
-def as_variant(trained: Trained, variant: str) -> SetNetwork:
-    """The trained networks as a variant that may differ from their training at test time."""
-    raw = trained.network
-    average = parse_variant(variant).get("weights")
-    if average is not None and average not in trained.averages:
-        raise CheckpointError(f"{variant}: its training kept no {average}; train with it as well")
-    weights: Mapping[str, Any] = raw.state_dict() if average is None else trained.averages[average]
-    network = SetNetwork(raw.task.name, variant, seeds=raw.seeds, width=raw.width, heads=raw.heads)
-    network.load_state_dict(weights)
-    return network.to(next(raw.parameters()).device).eval()
+def _refuse(given: Mapping[str, Any], names: Sequence[str], why: str) -> None:
+    for name in names:
+        if name in given:
+            raise ValueError(f"{name}: got {given[name]!r}, but it {why}")
 
 
 def load_synthetic(
-    folder: str | Path, variant: str = "baseline", seed: int | None = None
-) -> SetNetwork:
-    """A trained network from a run's folder, ready to be probed; the first seed if not told."""
+    folder: str | Path, variant: str | None = None, seed: int | None = None
+) -> torch.nn.Module:
+    """A trained network from a run's folder, ready to be probed.
+
+    The run's first variant and the first seed, if not told.
+    """
     checkpoints = Path(folder).expanduser() / "checkpoints"
+    name = first_variant(Path(folder)) if variant is None else variant
     found: list[int] = []
-    for path in sorted(checkpoints.glob(f"{trained_as(variant)}.*.safetensors"), key=_first_seed):
+    for path in sorted(checkpoints.glob("*.safetensors"), key=_first_seed):
         _, facts = read_checkpoint(path)
         if "training" not in facts:  # an evaluation
             continue
-        training = training_from(facts)
-        found += training.seeds
-        wanted = training.seeds[0] if seed is None else seed
-        if wanted not in training.seeds:
+        training = _training(facts)
+        known = [s for i, s in enumerate(training.seeds) if training.gives(i, name)]
+        found += known
+        wanted = next(iter(known), None) if seed is None else seed
+        if wanted not in known:
             continue
         if facts["step"] < training.steps:
             raise CheckpointError(f"{path} is not trained to its end; run its command again")
-        stack = as_variant(train(training, checkpoint=path), variant)
-        return stack.member(training.seeds.index(wanted)).eval()
+        stack = as_variant(training, train(training, checkpoint=path), name)
+        index = next(
+            i for i, s in enumerate(training.seeds) if s == wanted and training.gives(i, name)
+        )
+        return stack.member(index).eval()
     if found:
-        raise CheckpointError(f"{checkpoints} has no seed {seed} of {variant}; it has {found}")
-    raise CheckpointError(f"{checkpoints} has no trained {variant}")
+        raise CheckpointError(f"{checkpoints} has no seed {seed} of {name}; it has {found}")
+    raise CheckpointError(f"{checkpoints} has no trained {name}")
 
 
-def _first_seed(path: Path) -> int:
+def _training(facts: Mapping[str, Any]) -> Training:
+    """The training that a checkpoint is of."""
+    given: dict[str, Any] = {
+        k: tuple(v) if isinstance(v, list) else v for k, v in facts["training"].items()
+    }
+    try:
+        kind = ChoiceTraining if given["task"] in CHOICES else SetTraining
+        return kind(**given)
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"a checkpoint of another version: {error}") from None
+
+
+def _first_seed(path: Path) -> tuple[int, str]:
     match = re.search(r"\.(\d+)-\d+\.", path.name)
-    return int(match[1]) if match else -1
+    return (int(match[1]) if match else -1, path.name)
 
 
-def _variants(variants: str | Sequence[str]) -> tuple[str, ...]:
+def _variants(variants: str | Sequence[str], training: Training) -> tuple[str, ...]:
     given = variants.split(",") if isinstance(variants, str) else variants
     names = tuple(str(name).strip() for name in given)
-    parsed = [tuple(sorted(parse_variant(name).items())) for name in names]
+    parsed = [tuple(sorted(training.parse(name).items())) for name in names]
     if not names or len(set(parsed)) < len(parsed):
         raise ValueError(
             f"variants: got {', '.join(names)!r}, accepted: different ones, at least one"
@@ -239,18 +229,3 @@ def _train_lengths(text: str | tuple[int, int]) -> tuple[int, int]:
     if not 1 <= bounds[0] <= bounds[1]:
         raise ValueError(f"train_lengths: got {text!r}, accepted: 5..16 (from 1), or one length")
     return bounds
-
-
-def _own(pieces: list[Piece]) -> list[Piece]:
-    """Those of this process."""
-    here = process()
-    return pieces[here.rank :: here.n_processes]
-
-
-def _gathered(done: list[Done]) -> list[Done]:
-    """What all processes did, in the order of the plan's seeds."""
-    if process().n_processes > 1:
-        from accelerate.utils import gather_object
-
-        done = gather_object(done)
-    return sorted(done, key=lambda one: one.piece.training.seeds)

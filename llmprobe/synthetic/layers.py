@@ -5,10 +5,23 @@ module has the shape that it would have for one seed.
 """
 
 import math
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+Drop = Callable[[Tensor], Tensor]
+"""What a network applies where dropout stands; a `SeedDropout` in training."""
+
+
+def no_drop(x: Tensor) -> Tensor:
+    """What stands there otherwise."""
+    return x
+
+
+INITIAL = 0.1
+"""Standard deviation of an embedding's initial values."""
 
 
 def by_seed(x: Tensor, seeds: int) -> Tensor:
@@ -38,6 +51,26 @@ class SeedLinear(nn.Module):
         else:
             mapped = torch.baddbmm(self.bias[:, None], rows, self.weight)
         return mapped.view(*x.shape[:-1], -1)
+
+
+class SeedEmbedding(nn.Module):
+    """A table for each seed: (seeds * batch, n) tokens to (seeds * batch, n, width)."""
+
+    def __init__(self, seeds: int, num_embeddings: int, width: int) -> None:
+        super().__init__()
+        self.num_embeddings = num_embeddings
+        self.weight = nn.Parameter(torch.zeros(seeds, num_embeddings, width))
+
+    def draw(self, seed: int, generator: torch.Generator) -> None:
+        """The initial values of one seed, of a size that training soon outgrows."""
+        self.weight.data[seed].normal_(0, INITIAL, generator=generator)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        # One lookup in the tables one below the other.
+        seeds = len(self.weight)
+        offsets = torch.arange(seeds, device=tokens.device).repeat_interleave(len(tokens) // seeds)
+        rows = tokens + self.num_embeddings * offsets[:, None]
+        return F.embedding(rows, self.weight.flatten(0, 1))
 
 
 class SeedMlp(nn.Module):
@@ -72,6 +105,26 @@ class SeedNorm(nn.Module):
         if self.bias is not None:
             x = (by_seed(x, len(self.bias)) + _beside(self.bias, x)).flatten(0, 1)
         return x
+
+
+class SeedDropout:
+    """Dropout with a rate and a generator for each seed, so that none depends on its neighbors."""
+
+    def __init__(self, rates: Sequence[float], generators: Sequence[torch.Generator]) -> None:
+        self.rates, self.generators = rates, generators
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Drop features of (seeds * batch, ..., size), and scale what is left."""
+        shape = by_seed(x, len(self.rates)).shape[1:]
+        kept = torch.stack(
+            [
+                torch.empty(shape).bernoulli_(1 - rate, generator=generator).div_(1 - rate)
+                if rate
+                else torch.ones(shape)
+                for rate, generator in zip(self.rates, self.generators, strict=True)
+            ]
+        )
+        return x * kept.flatten(0, 1).to(x)
 
 
 def _beside(parameter: Tensor, x: Tensor) -> Tensor:

@@ -13,16 +13,15 @@ it, so a capture sees what the norm is given.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from llmprobe.runtime import torch_generator
-from llmprobe.synthetic.layers import SeedLinear, SeedMlp, SeedNorm, by_seed
+from llmprobe.synthetic.layers import Drop, SeedLinear, SeedMlp, SeedNorm, by_seed, no_drop
 from llmprobe.synthetic.softmaxes import (
     DifferentialSoftmax,
     NormalizedScores,
@@ -30,21 +29,7 @@ from llmprobe.synthetic.softmaxes import (
     Softmax,
 )
 from llmprobe.synthetic.tasks import N_CLASSES, VOCAB_SIZE, find_task
-
-BASELINE = "baseline"
-DROPOUT = 0.1
-
-
-@dataclass(frozen=True)
-class Part:
-    """One named change to the network. A variant has at most one part of a place."""
-
-    place: str
-    """softmax, heads, norm, dropout; or temperature and weights, which training does not see."""
-    description: str
-    build: Callable[..., Any] = nn.Identity
-    """norm and heads: of (seeds, size); softmax: of (seeds, heads, head size)."""
-
+from llmprobe.synthetic.variants import AVERAGES, BASELINE, Part, parse_variant
 
 PARTS = {
     "layernorm": Part(
@@ -61,7 +46,7 @@ PARTS = {
         lambda seeds, size: SeedNorm(seeds, size, gain=True, center=False),
     ),
     "headnorm": Part("heads", "LayerNorm without gain and bias on each head's output", SeedNorm),
-    "dropout": Part("dropout", f"dropout of {DROPOUT} on the attention output while training"),
+    "dropout": Part("dropout", "dropout on the attention output while training"),
     "ssmax": Part("softmax", "softmax(s log(n) logits), s learned", ScalableSoftmax),
     "differential": Part(
         "softmax", "the difference of two softmaxes, RMSNorm on heads", DifferentialSoftmax
@@ -70,42 +55,17 @@ PARTS = {
         "softmax", "standardized logits without softmax, LayerNorm on heads", NormalizedScores
     ),
     "adaptive": Part("temperature", "a colder softmax where it is spread thin, at test time only"),
-    "ema": Part("weights", "the exponential moving average of the weights, at test time only"),
-    "bema": Part("weights", "their bias-corrected average, at test time only"),
+    **AVERAGES,
 }
-AT_TEST = ("temperature", "weights")
-"""Places that training does not see."""
+"""What `build` is given: norm and heads (seeds, size); softmax (seeds, heads, head size)."""
 
 
-def parse_variant(name: str) -> dict[str, str]:
+def parse_set_variant(name: str) -> dict[str, str]:
     """The variant's parts by their place: `layernorm+ssmax` to {"norm": ..., "softmax": ...}."""
-    parts: dict[str, str] = {}
-    for part in name.split("+"):
-        if part == BASELINE:
-            continue
-        if part not in PARTS:
-            known = ", ".join([BASELINE, *PARTS])
-            raise ValueError(f"variants: got {part!r}, accepted: {known}; a plus joins them")
-        place = PARTS[part].place
-        if place in parts:
-            raise ValueError(
-                f"variants: {name!r} has {parts[place]} and {part} for the {place}; choose one"
-            )
-        parts[place] = part
+    parts = parse_variant(name, PARTS)
     if parts.get("softmax") == "normalized" and "temperature" in parts:
         raise ValueError(f"variants: {name!r} has no softmax whose temperature could change")
     return parts
-
-
-def dropout_of(name: str) -> float:
-    """The share of features that the variant drops while it is trained."""
-    return DROPOUT if "dropout" in parse_variant(name) else 0.0
-
-
-def trained_as(name: str) -> str:
-    """The variant whose training gives this one's weights."""
-    parts = parse_variant(name)
-    return "+".join(parts[place] for place in sorted(parts) if place not in AT_TEST) or BASELINE
 
 
 class ItemEmbedding(nn.Module):
@@ -201,7 +161,7 @@ class SetNetwork(nn.Module):
         super().__init__()
         if heads < 1 or width < 1 or width % heads:
             raise ValueError(f"heads: got {heads}, accepted: a divisor of the width, {width}")
-        parts = parse_variant(variant)
+        parts = parse_set_variant(variant)
         n = len(seeds)
         self.task = find_task(task)
         self.variant, self.seeds, self.width, self.heads = variant, tuple(seeds), width, heads
@@ -210,7 +170,6 @@ class SetNetwork(nn.Module):
         self.attention = SetAttention(width, heads, n, parts)
         self.norm = PARTS[parts["norm"]].build(n, width) if "norm" in parts else nn.Identity()
         self.readout = SeedMlp(n, width, width, N_CLASSES)
-        self.dropout = dropout_of(variant)
         # By the module's name, so that all variants of a seed begin alike.
         for path, module in self.named_modules():
             if isinstance(module, SeedLinear | DifferentialSoftmax):
@@ -220,10 +179,8 @@ class SetNetwork(nn.Module):
     def get_input_embeddings(self) -> ItemEmbedding:
         return self.items
 
-    def forward(
-        self, input_ids: Tensor, use_cache: bool = False, kept: Tensor | None = None
-    ) -> Answer:
-        """Tokens (batch, length + 1), the query last; `kept` (batch, width) masks for dropout."""
+    def forward(self, input_ids: Tensor, use_cache: bool = False, drop: Drop = no_drop) -> Answer:
+        """Tokens (batch, length + 1), the query last; `drop` is training's dropout."""
         if len(input_ids) % len(self.seeds) or input_ids.shape[1] < 2:
             raise ValueError(
                 f"input_ids: got {tuple(input_ids.shape)}, accepted: as many sets for each of the "
@@ -233,17 +190,16 @@ class SetNetwork(nn.Module):
         query = self.query(self.task.query(input_ids[:, -1:]).to(hidden.dtype))
         output, weights = self.attention(query, hidden)
         output = self.norm(output[:, 0])
-        read = output if kept is None else output * kept / (1 - self.dropout)
-        return Answer(self.readout(read[:, None])[:, 0], output, weights)
+        return Answer(self.readout(drop(output)[:, None])[:, 0], output, weights)
 
     def member(self, index: int) -> "SetNetwork":
         """The network of one seed, as a copy."""
         one = type(self)(
             self.task.name,
             self.variant,
-            seeds=self.seeds[index : index + 1],
+            seeds=(self.seeds[index],),
             width=self.width,
             heads=self.heads,
         ).to(next(self.parameters()))
-        one.load_state_dict({k: v[index : index + 1] for k, v in self.state_dict().items()})
+        one.load_state_dict({k: v[[index]] for k, v in self.state_dict().items()})
         return one

@@ -12,13 +12,14 @@ what the reading MLP is given, behind the norm. This module needs no torch.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from llmprobe.decay import fit_decay
 from llmprobe.results import Result, check_shape, records
+from llmprobe.synthetic.pairs import estimate, holm, paired_p
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,62 +29,9 @@ Integers = NDArray[np.int64]
 
 MAX_EXAMPLES, MAX_WEIGHTS = 32, 16
 """Of `top_weights`, as in Figure 4."""
-LEVEL = 0.05
 _TAIL = 64
 """The tail begins at this many times the longest training length: there 1/N has set in."""
 _MIN_TAIL = 3
-_ROUNDING = 1e-12
-"""A spread that is smaller than this, beside the values, is none: shares are rounded."""
-
-
-class Estimate(NamedTuple):
-    """A mean over seeds with its 95 % t interval; NaN where too few seeds are known."""
-
-    mean: float
-    sd: float
-    low: float
-    high: float
-    n: int
-
-
-def estimate(values: ArrayLike) -> Estimate:
-    """The mean of one number a seed; those that are not finite are left out."""
-    from scipy import special
-
-    known = np.asarray(values, dtype=np.float64)
-    known = known[np.isfinite(known)]
-    n = len(known)
-    if n < 2:
-        return Estimate(float(known[0]) if n else np.nan, np.nan, np.nan, np.nan, n)
-    mean, sd = float(known.mean()), float(known.std(ddof=1))
-    if sd <= _ROUNDING * np.abs(known).max():
-        sd = 0.0
-    half = float(special.stdtrit(n - 1, 1 - LEVEL / 2)) * sd / n**0.5
-    return Estimate(mean, sd, mean - half, mean + half, n)
-
-
-def _paired_p(difference: Estimate) -> float:
-    """Of the two-sided t test that the mean difference is 0; NaN where it does not vary."""
-    from scipy import special
-
-    if not difference.sd > 0:
-        return np.nan
-    t = difference.mean / (difference.sd / difference.n**0.5)
-    return float(2 * special.stdtr(difference.n - 1, -abs(t)))
-
-
-def holm(p: ArrayLike, level: float = LEVEL) -> NDArray[np.bool_]:
-    """Which of several hypotheses fall when the chance of one false alarm is `level` (Holm 1979).
-
-    NaN is a hypothesis that was not tested: it stands, and the others do not pay for it.
-    """
-    values = np.asarray(p, dtype=np.float64)
-    tested = np.flatnonzero(np.isfinite(values))
-    order = tested[np.argsort(values[tested])]
-    fall = values[order] <= level / np.arange(len(order), 0, -1)
-    rejected = np.zeros(len(values), dtype=bool)
-    rejected[order] = np.logical_and.accumulate(fall)  # the first that stands saves the rest
-    return rejected
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -244,7 +192,7 @@ class SyntheticResult(Result, kind="synthetic"):
             for length, a, b in zip(self.lengths, accuracy.T, self.accuracy[0].T, strict=True):
                 both = np.isfinite(a) & np.isfinite(b)
                 e = estimate((a - b)[both])
-                p = _paired_p(e)
+                p = paired_p(e)
                 rows.append((variant, self.variants[0], length, e.mean, e.low, e.high, p, e.n))
             significant = holm([row[-2] for row in rows])
             parts += [(*row[:-1], s, row[-1]) for row, s in zip(rows, significant, strict=True)]

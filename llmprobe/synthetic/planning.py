@@ -1,27 +1,32 @@
-"""What a run of the lab consists of, and how its pieces become one result.
+"""What a run of the lab consists of, whatever is trained in it.
 
 A piece is a stack of seeds of one training, with the evaluations of all variants that it serves.
 Pieces are independent: they are what is kept in the output folder and what processes share out.
+A `Plan` says what is measured on a piece and how the pieces become one result; there is one for
+each kind of task, in `sets`, `choices` and `search`.
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 import llmprobe
-from llmprobe.results import Provenance
-from llmprobe.synthetic.evaluation import N_FEATURES, Measured, digest_test_sets
-from llmprobe.synthetic.network import parse_variant, trained_as
-from llmprobe.synthetic.outcomes import SyntheticResult
-from llmprobe.synthetic.tasks import N_CLASSES, find_task
+from llmprobe.results import Provenance, Result
 from llmprobe.synthetic.training import BLOCK, Training
+from llmprobe.synthetic.variants import trained_as
 
 STACK = 16
 """Seeds that are trained as one computation; more gain nothing on a CPU."""
+_WIDE = 2048
+"""Widths of a stack together: wide networks fill a processor by themselves."""
+Numbers = dict[str, NDArray[Any]]
+Advance = Callable[[int, str], object]
 
 
 @dataclass(frozen=True)
@@ -38,20 +43,22 @@ class Done:
     """What came of a piece."""
 
     piece: Piece
-    measured: dict[str, list[Measured]]
-    """By variant, one for each length."""
-    losses: np.ndarray[Any, Any]
-    diverged: np.ndarray[Any, Any]
+    measured: dict[str, Numbers]
+    """By variant."""
+    losses: NDArray[np.float64]
+    """(blocks, seeds)"""
+    diverged: NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(ABC):
     """What is trained and what is measured."""
 
     variants: tuple[str, ...]
     base: Training
     lengths: tuple[int, ...]
     sets: int
+    """Tests at each length."""
 
     def configuration(self) -> dict[str, Any]:
         """Everything that decides the numbers; two runs that agree in it may share a folder."""
@@ -64,97 +71,78 @@ class Plan:
     def pieces(self) -> list[Piece]:
         trainings: dict[str, list[str]] = {}
         for variant in self.variants:
-            trainings.setdefault(trained_as(variant), []).append(variant)
+            trainings.setdefault(trained_as(variant, self.base.parts), []).append(variant)
+        size = stack_size(self.base.width)
         return [
-            self._piece(trained, served, self.base.seeds[start : start + STACK])
-            for start in range(0, len(self.base.seeds), STACK)
+            self._piece(trained, served, self.base.seeds[start : start + size])
+            for start in range(0, len(self.base.seeds), size)
             for trained, served in trainings.items()
         ]
 
     def _piece(self, trained: str, served: list[str], seeds: tuple[int, ...]) -> Piece:
-        kept = {parts["weights"] for v in served if "weights" in (parts := parse_variant(v))}
+        kept = {average for v in served if (average := self.average_of(v)) is not None}
         training = dataclasses.replace(
             self.base, variant=trained, seeds=seeds, averages=tuple(sorted(kept))
         )
         return Piece(f"{trained}.{seeds[0]}-{seeds[-1]}", training, tuple(served))
 
-    def join(self, done: Sequence[Done], device: torch.device) -> SyntheticResult:
+    def average_of(self, variant: str) -> str | None:
+        """Which averaged weights the variant is evaluated with."""
+        return self.base.parse(variant).get("weights")
+
+    @abstractmethod
+    def work(self, network: Any) -> int:
+        """What `measure` advances by in all."""
+
+    @abstractmethod
+    def measure(self, network: Any, advance: Advance) -> Numbers:
+        """Measure a stack of trained networks; `advance` is told of what is done."""
+
+    @abstractmethod
+    def join(self, done: Sequence[Done], device: torch.device) -> Result:
         """The result of all pieces."""
-        by_variant = {
-            name: [one for one in done if name in one.piece.variants] for name in self.variants
-        }
 
-        def stacked(field: str) -> Any:
-            """(variants, seeds, lengths)"""
-            return np.stack(
-                [
-                    np.concatenate(
-                        [
-                            np.stack([getattr(m, field) for m in one.measured[name]], axis=1)
-                            for one in ones
-                        ]
-                    )
-                    for name, ones in by_variant.items()
-                ]
-            )
+    def serving(self, done: Sequence[Done]) -> dict[str, list[Done]]:
+        """The pieces of each variant, in the order of their seeds."""
+        return {v: [one for one in done if v in one.piece.variants] for v in self.variants}
 
-        def of_first_seed(field: str) -> Any:
-            """(variants, lengths, ...)"""
-            return np.stack(
-                [
-                    np.stack([getattr(m, field) for m in ones[0].measured[name]])
-                    for name, ones in by_variant.items()
-                ]
-            )
-
-        def of_training(field: str, axis: int) -> Any:
-            return np.stack(
-                [
-                    np.concatenate([getattr(one, field) for one in ones], axis=axis)
-                    for ones in by_variant.values()
-                ]
-            )
-
-        base = self.base
-        task = find_task(base.task)
-        diverged = of_training("diverged", 0)
-        blocks = np.arange(1, -(-base.steps // BLOCK) + 1) * BLOCK
-        return SyntheticResult(
-            provenance=Provenance.record(
-                model="SetNetwork",
-                revision=None,
-                dtype="float32",
-                device=device.type,
-                attention="own",
-                prompts=base.task,
-                prompts_hash=digest_test_sets(task, self.lengths),
-                seed=base.seeds[0],
-                arguments=self.configuration(),
-            ),
-            task=base.task,
-            variants=self.variants,
-            seeds=base.seeds,
-            lengths=self.lengths,
-            train_lengths=(base.shortest, base.longest),
-            n_sets=(self.sets,) * len(self.lengths),
-            chance=1 / N_CLASSES,
-            schedule=base.schedule,
-            steps=base.steps,
-            warnings=tuple(self._warnings(diverged)),
-            feature_indices=tuple(range(min(N_FEATURES, base.width))),
-            accuracy=stacked("accuracy"),
-            global_mean=stacked("global_mean"),
-            global_variance=stacked("global_variance"),
-            feature_variance=stacked("feature_variance"),
-            entropy=stacked("entropy"),
-            diverged=diverged,
-            loss_steps=np.minimum(blocks, base.steps),
-            loss=of_training("losses", 1).transpose(0, 2, 1),
-            feature_values=of_first_seed("feature_values"),
-            top_weights=of_first_seed("top_weights"),
+    def stacked(self, done: Sequence[Done], field: str) -> NDArray[Any]:
+        """What was measured of each seed: (variants, seeds, ...)."""
+        return np.stack(
+            [
+                np.concatenate([one.measured[variant][field] for one in ones])
+                for variant, ones in self.serving(done).items()
+            ]
         )
 
-    def _warnings(self, diverged: Any) -> Iterator[str]:
+    def trained(self, done: Sequence[Done]) -> Numbers:
+        """What is known of the trainings: `loss`, `loss_steps`, `diverged`."""
+        by_variant = self.serving(done).values()
+        losses = [np.concatenate([one.losses for one in ones], axis=1) for ones in by_variant]
+        diverged = [np.concatenate([one.diverged for one in ones]) for ones in by_variant]
+        blocks = np.arange(1, -(-self.base.steps // BLOCK) + 1) * BLOCK
+        return {
+            "diverged": np.stack(diverged),
+            "loss_steps": np.minimum(blocks, self.base.steps),
+            "loss": np.stack(losses).transpose(0, 2, 1),
+        }
+
+    def provenance(self, model: str, tests: str, device: torch.device) -> Provenance:
+        """`tests` is a digest of what was tested on."""
+        return Provenance.record(
+            model=model,
+            revision=None,
+            dtype="float32",
+            device=device.type,
+            attention="own",
+            prompts=self.base.task,
+            prompts_hash=tests,
+            seed=self.base.seeds[0],
+            arguments=self.configuration(),
+        )
+
+    def warnings(self, diverged: NDArray[Any]) -> Iterator[str]:
+        """What weakens the numbers, in words."""
         for name, steps in zip(self.variants, diverged, strict=True):
             bad = [
                 f"seed {seed} (step {step})"
@@ -168,9 +156,14 @@ class Plan:
                 "fewer than 8 seeds decide little here: seeds differ by more than most variants "
                 "do; use 32 or more for a claim"
             )
-        left = self.base.ema_decay**self.base.steps
-        if left > 0.01 and any("ema" in parse_variant(name).values() for name in self.variants):
+        left = max(self.base.each("ema_decay")) ** self.base.steps
+        if left > 0.01 and "ema" in {self.average_of(variant) for variant in self.variants}:
             yield (
                 f"the average ema still has {left:.0%} of the initial weights in it; train longer "
                 "or lower its decay"
             )
+
+
+def stack_size(width: int) -> int:
+    """Seeds that are trained as one computation, for networks of this width."""
+    return max(1, min(STACK, _WIDE // width))

@@ -1,16 +1,24 @@
-"""Tasks without order whose answer stands in one item: argmax retrieval and dictionary lookup.
+"""The tasks: sets with one right answer, and sequences with several right next tokens.
 
-A set is written as tokens, so that a trained network is probed like any language model: its items,
-then the query. A token is a number of 24 bits and a class, `number * N_CLASSES + class`; a task
-says what the number means. The length of a set counts its items, the query is one token more.
+    tokens, labels = find_task("argmax").sample(128, length=16, generator=generator)
+    tokens = find_choice("set-complement", vocab=32).sample(128, length=16, generator=generator)
 
-    tokens, labels = TASKS["argmax"].sample(128, length=16, generator=generator)
+**Sets** (argmax retrieval, dictionary lookup): the answer is the class of one item. A set is
+written as tokens, so that a trained network is probed like any language model: its items, then the
+query. A token is a number of 24 bits and a class, `number * N_CLASSES + class`; a task says what
+the number means. The length of a set counts its items, the query is one token more.
+
+**Choices** (set complement, Othello): after each token a few are allowed to come next, and all of
+them are equally likely. The length counts the tokens that are given.
 """
 
 from abc import ABC, abstractmethod
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from llmprobe.synthetic.othello import MAX_MOVES, SQUARES, as_squares, legal_moves, random_games
 
 N_CLASSES = 10
 N_BITS = 24
@@ -124,14 +132,130 @@ class DictionaryTask(Task):
         return _signs(token)
 
 
+class Choice(ABC):
+    """Sequences in which each token is a fair draw of those that are allowed there."""
+
+    name: str
+    vocab: int
+    """Tokens that a network knows."""
+    longest: int
+    """Most tokens that can be given, with one left to choose."""
+
+    def check(self, length: int) -> None:
+        """Refuse a length at which nothing can be asked."""
+        if not 1 <= length <= self.longest:
+            raise ValueError(
+                f"length: got {length}, accepted for {self.name}: 1 to {self.longest} tokens"
+            )
+
+    @abstractmethod
+    def sample(self, n: int, length: int, generator: torch.Generator) -> Tensor:
+        """Tokens (n, length + 1), from the generator alone: those given, and one that came next.
+
+        A token that is nowhere allowed stands behind the end of a sequence that has one.
+        """
+
+    @abstractmethod
+    def allowed(self, tokens: Tensor) -> Tensor:
+        """What may follow each of the given tokens: (n, length + 1) to (n, length, vocab).
+
+        None where the sequence has ended.
+        """
+
+
+class ComplementTask(Choice):
+    """Which tokens are missing? Every one that has not occurred may come next.
+
+    This is the set complement of arXiv 2510.08341: the input is s different tokens of v, the target
+    1 / (v - s) for each of the others.
+
+    >>> task = ComplementTask(vocab=5)
+    >>> task.allowed(torch.tensor([[3, 0, 4]])).int()  # after 3, and after 3 0
+    tensor([[[1, 1, 1, 0, 1],
+             [0, 1, 1, 0, 1]]], dtype=torch.int32)
+    """
+
+    name = "set-complement"
+    most = 1024
+    """Tokens: all lengths together have as many logits as their square."""
+
+    def __init__(self, vocab: int = 16) -> None:
+        if not isinstance(vocab, int) or not 2 <= vocab <= self.most:
+            raise ValueError(f"vocab: got {vocab!r}, accepted: 2 to {self.most} tokens")
+        self.vocab, self.longest = vocab, vocab - 1
+
+    def sample(self, n: int, length: int, generator: torch.Generator) -> Tensor:
+        keys = torch.rand(n, self.vocab, generator=generator)
+        return keys.topk(length + 1, dim=1).indices
+
+    def allowed(self, tokens: Tensor) -> Tensor:
+        given = tokens[:, :-1]
+        places = torch.arange(given.shape[1], device=tokens.device)
+        # Where each token of the vocabulary comes; far behind the end if it does not.
+        first = torch.full((len(given), self.vocab), self.vocab, device=tokens.device)
+        first.scatter_(1, given, places.expand_as(given))
+        return first[:, None] > places[:, None]
+
+
+class OthelloTask(Choice):
+    """Which moves are legal? Games of random moves, as OthelloGPT (arXiv 2210.13382) learns them.
+
+    A token is one of the 60 squares that are empty at the start, in the order of the board; the
+    last, `END`, stands behind the end of a game. A pass is no token.
+
+    >>> task = OthelloTask()
+    >>> moves = task.sample(1, 2, torch.Generator().manual_seed(0))
+    >>> [task.squares[token] for token in moves[0]]
+    ['c4', 'c5', 'd6']
+    >>> [task.squares[token] for token in task.allowed(moves)[0, 0].nonzero()[:, 0]]
+    ['c3', 'e3', 'c5']
+    """
+
+    name = "othello"
+    longest = MAX_MOVES - 1
+    END = MAX_MOVES
+    vocab = MAX_MOVES + 1
+    squares = tuple(square for square in SQUARES if square not in ("d4", "e4", "d5", "e5"))
+
+    def __init__(self) -> None:
+        self._square = torch.tensor([SQUARES.index(square) for square in self.squares] + [-1])
+        self._token = torch.full((len(SQUARES) + 1,), self.END)  # the last is that of square -1
+        self._token[self._square[:-1]] = torch.arange(len(self.squares))
+
+    def sample(self, n: int, length: int, generator: torch.Generator) -> Tensor:
+        seed = int(torch.randint(2**62, (), generator=generator))
+        games = np.concatenate(list(random_games(n, seed)))
+        return self._token[torch.from_numpy(games[:, : length + 1]).long()]
+
+    def allowed(self, tokens: Tensor) -> Tensor:
+        moves = self._square[tokens.cpu()].numpy()
+        legal = torch.from_numpy(as_squares(legal_moves(moves))[:, 1:])
+        last = torch.zeros(*legal.shape[:2], 1, dtype=torch.bool)
+        return torch.cat([legal[..., self._square[:-1]], last], dim=-1).to(tokens.device)
+
+
 TASKS: dict[str, Task] = {task.name: task for task in (ArgmaxTask(), DictionaryTask())}
 
 
 def find_task(name: str) -> Task:
     """The task of this name; the error lists them."""
     if name not in TASKS:
-        raise ValueError(f"task: got {name!r}, accepted: {', '.join(TASKS)}")
+        raise ValueError(f"task: got {name!r}, accepted: {', '.join([*TASKS, *CHOICES])}")
     return TASKS[name]
+
+
+CHOICES: dict[str, type[Choice]] = {task.name: task for task in (ComplementTask, OthelloTask)}
+
+
+def find_choice(name: str, vocab: int | None = None) -> Choice:
+    """The task of this name; `vocab` is for set complement alone."""
+    if name not in CHOICES:
+        raise ValueError(f"task: got {name!r}, accepted: {', '.join(CHOICES)}")
+    if name == ComplementTask.name:
+        return ComplementTask() if vocab is None else ComplementTask(vocab)
+    if vocab is not None:
+        raise ValueError(f"vocab: got {vocab}, but the tokens of {name} are given; leave it out")
+    return CHOICES[name]()
 
 
 def _number(tokens: Tensor) -> Tensor:

@@ -1,47 +1,49 @@
 """Training: one visible loop for all the seeds of a stack, which share nothing but the computation.
 
-    trained = train(Training(task="argmax", variant="layernorm", seeds=(0, 1, 2)))
+    trained = train(SetTraining(task="argmax", variant="layernorm", seeds=(0, 1, 2)))
 
 Steps come in blocks. A seed's data of a block come from the seed and the block's number alone, so a
-training that was stopped goes on from its last checkpoint to the same bits. All seeds of all
-variants meet the same lengths; a seed meets the same sets and begins with the same weights whatever
-the variant, so variants are compared in pairs.
+training that was stopped goes on from its last checkpoint to the same bits. A seed meets the same
+data and begins with the same weights whatever the variant, so variants are compared in pairs.
+What is trained on what is in `sets` and `choices`.
 """
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
-from torch.nn import functional as F
+from torch import Tensor, nn
 
-from llmprobe.errors import CheckpointError
 from llmprobe.runtime import torch_generator, without_denormals
 from llmprobe.synthetic.averaging import Average, Averaging, Bema, Ema
 from llmprobe.synthetic.checkpoints import check_same, read_checkpoint, write_checkpoint
-from llmprobe.synthetic.layers import by_seed
-from llmprobe.synthetic.network import SetNetwork, dropout_of
-from llmprobe.synthetic.tasks import N_CLASSES, find_task
+from llmprobe.synthetic.layers import Drop, SeedDropout, no_drop
+from llmprobe.synthetic.optimizer import SeedAdamW, clip_by_seed
+from llmprobe.synthetic.variants import AT_TEST, BASELINE, Parts, parse_variant
 
 BLOCK = 50
 """Steps of a block: what is drawn at once, and the unit of progress and of checkpoints."""
 SECONDS = 5.0
 """Between checkpoints."""
 SCHEDULES = ("constant", "cosine")
-_GUESSING = 0.98 * math.log(N_CLASSES)
-"""A loss above this has learned nothing: that of guessing, less what it scatters by."""
+Each = float | tuple[float, ...]
+"""One for all seeds of a stack, or one a seed."""
+Batch = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
+class Training(ABC):
     """Everything that decides the weights that a training ends with."""
 
-    task: str = "argmax"
-    variant: str = "baseline"
+    parts: ClassVar[Parts]
+
+    task: str
+    variant: str = BASELINE
     seeds: tuple[int, ...] = (0,)
     width: int = 128
     heads: int = 1
@@ -49,13 +51,15 @@ class Training:
     batch: int = 128
     shortest: int = 5
     longest: int = 16
-    learning_rate: float = 1e-3
+    learning_rate: Each = 1e-3
     weight_decay: float = 1e-3
     clip: float = 1.0
     """Largest norm of a seed's gradient; 0 does not clip."""
     schedule: str = "constant"
     warmup: int = 0
-    ema_decay: float = 0.999
+    dropout: Each = 0.1
+    """Rate of a variant that has dropout."""
+    ema_decay: Each = 0.999
     averages: tuple[str, ...] = ()
     """Of `ema` and `bema`, those that are kept beside the weights."""
 
@@ -70,30 +74,78 @@ class Training:
             raise ValueError(
                 f"heads: got {self.heads}, accepted: a divisor of the width, {self.width}"
             )
-        if not 0 <= self.ema_decay < 1:
-            raise ValueError(f"ema_decay: got {self.ema_decay}, accepted: 0 or more, less than 1")
+        if self.longest < self.shortest:
+            raise ValueError(
+                f"longest: got {self.longest}, accepted: the shortest, {self.shortest}, or more"
+            )
+        for name in ("learning_rate", "ema_decay", "dropout"):
+            if len(self.each(name)) != len(self.seeds):
+                raise ValueError(
+                    f"{name}: got {len(self.each(name))} of them, accepted: one for all of the "
+                    f"{len(self.seeds)} seeds, or one for each"
+                )
+        for name in ("ema_decay", "dropout"):
+            for value in self.each(name):
+                if not 0 <= value < 1:
+                    raise ValueError(f"{name}: got {value}, accepted: 0 or more, less than 1")
         if not 0 <= self.warmup <= self.steps:
             raise ValueError(f"warmup: got {self.warmup}, accepted: 0 to the {self.steps} steps")
         for name in ("learning_rate", "weight_decay", "clip"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{name}: got {value}, accepted: 0 or more")
+            for value in self.each(name):
+                if not (math.isfinite(value) and value >= 0):
+                    raise ValueError(f"{name}: got {value}, accepted: 0 or more")
 
-    def rate(self, step: int) -> float:
-        """The learning rate of a step, the first being 0."""
+    def each(self, name: str) -> tuple[float, ...]:
+        """A number for each seed."""
+        value = getattr(self, name)
+        return value if isinstance(value, tuple) else (value,) * len(self.seeds)
+
+    def share(self, step: int) -> float:
+        """The share of the learning rate at a step, the first being 0."""
         if step < self.warmup:
-            return self.learning_rate * (step + 1) / self.warmup
+            return (step + 1) / self.warmup
         if self.schedule == "constant":
-            return self.learning_rate
+            return 1.0
         done = (step - self.warmup) / max(self.steps - self.warmup, 1)
-        return self.learning_rate * (1 + math.cos(math.pi * done)) / 2
+        return (1 + math.cos(math.pi * done)) / 2
+
+    def parse(self, variant: str) -> dict[str, str]:
+        """A variant's parts by their place."""
+        return parse_variant(variant, self.parts)
+
+    def gives(self, index: int, variant: str) -> bool:
+        """Whether the network of this index, trained, is the variant's."""
+        wanted, have = (
+            {k: v for k, v in self.parse(name).items() if k not in AT_TEST}
+            for name in (variant, self.variant)
+        )
+        if not self.each("dropout")[index]:  # one of a search's pair is trained without
+            have.pop("dropout", None)
+        return wanted == have
+
+    @property
+    @abstractmethod
+    def hopeless(self) -> float:
+        """A loss above this has learned nothing: nearly that of guessing."""
+
+    @abstractmethod
+    def new_network(self, variant: str | None = None) -> Any:
+        """The network that a training begins with, or that of a variant of the same shape."""
+
+    @abstractmethod
+    def batches(self, block: int) -> Iterator[Batch]:
+        """What the steps of a block are given, one seed's after another's."""
+
+    @abstractmethod
+    def losses(self, network: Any, batch: Batch, drop: Drop) -> tuple[Tensor, Tensor]:
+        """The loss and the share of right answers, one number a seed."""
 
 
 @dataclass(frozen=True)
 class Trained:
     """A stack of trained networks and how they got there."""
 
-    network: SetNetwork
+    network: Any
     averages: dict[str, dict[str, Tensor]]
     """Averaged weights by the name of the average."""
     losses: Tensor
@@ -115,7 +167,7 @@ def train(
 ) -> Trained:
     """Train a stack of seeds, from its checkpoint where there is one.
 
-    `report` is given the steps done and the last block's loss and accuracy by seed.
+    `report` is given the steps done and the last block's loss and share of right answers by seed.
     """
     run = _Run(training, torch.device(device))
     if checkpoint is not None and checkpoint.is_file():
@@ -137,10 +189,10 @@ class _Run:
 
     def __init__(self, training: Training, device: torch.device) -> None:
         self.training, self.device = training, device
-        self.network = new_network(training).to(device)
-        self.weights = dict(self.network.named_parameters())
-        self.optimizer = torch.optim.AdamW(
-            self.weights.values(), weight_decay=training.weight_decay, fused=True
+        self.network = training.new_network().to(device)
+        self.weights: dict[str, nn.Parameter] = dict(self.network.named_parameters())
+        self.optimizer = SeedAdamW(
+            self.weights, training.each("learning_rate"), training.weight_decay
         )
         kinds: dict[str, Averaging] = {"ema": Ema(decay=training.ema_decay), "bema": Bema()}
         self.averages = {name: Average(kinds[name]) for name in training.averages}
@@ -151,13 +203,14 @@ class _Run:
             average.update(0, self.weights)
 
     def block(self) -> tuple[Tensor, Tensor]:
-        """The steps of a block; its mean loss and accuracy by seed."""
+        """The steps of a block; its mean loss and share of right answers by seed."""
         training = self.training
         totals = torch.zeros(2, len(training.seeds), device=self.device)
         first = self.step
-        for tokens, labels, kept in _batches(training, first // BLOCK, self.device):
-            self.optimizer.param_groups[0]["lr"] = training.rate(self.step)
-            totals += take_step(self.network, self.optimizer, tokens, labels, kept, training.clip)
+        drop = _dropout(training, first // BLOCK)
+        for batch in training.batches(first // BLOCK):
+            moved = tuple(x.to(self.device) for x in batch)
+            totals += take_step(training, self.network, self.optimizer, moved, self.step, drop)
             self.step += 1
             for average in self.averages.values():
                 average.update(self.step, self.weights)
@@ -166,7 +219,7 @@ class _Run:
         self.losses = torch.cat([self.losses, loss[None]])
         bad = ~loss.isfinite()
         if self.step == training.steps:
-            bad |= loss > _GUESSING
+            bad |= loss > training.hopeless
         self.diverged = torch.where(bad & (self.diverged < 0), self.step, self.diverged)
         return loss, accuracy
 
@@ -182,9 +235,7 @@ class _Run:
         for name, average in self.averages.items():
             state |= _prefixed(f"average.{name}", average.state())
         if self.step < self.training.steps:
-            for name, weight in self.weights.items():
-                for key in ("exp_avg", "exp_avg_sq"):
-                    state[f"{key}.{name}"] = self.optimizer.state[weight][key]
+            state |= self.optimizer.state()
         state |= {"losses": self.losses, "diverged": self.diverged}
         write_checkpoint(path, state, {"training": asdict(self.training), "step": self.step})
 
@@ -198,91 +249,42 @@ class _Run:
             moved = {k: v.to(self.device) for k, v in _under(f"average.{name}", state).items()}
             average.load(moved)
         if self.step < self.training.steps:
-            # A fused optimizer keeps a counter for each weight, where the weight is.
-            step = torch.tensor(float(self.step), device=self.device)
-            for name, weight in self.weights.items():
-                kept = {key: state[f"{key}.{name}"] for key in ("exp_avg", "exp_avg_sq")}
-                kept = {key: value.to(self.device) for key, value in kept.items()}
-                self.optimizer.state[weight] = {"step": step.clone(), **kept}
+            self.optimizer.load(state, self.step)
 
 
 def take_step(
-    network: SetNetwork,
-    optimizer: torch.optim.Optimizer,
-    tokens: Tensor,
-    labels: Tensor,
-    kept: Tensor | None = None,
-    clip: float = 0.0,
+    training: Training,
+    network: Any,
+    optimizer: SeedAdamW,
+    batch: Batch,
+    step: int,
+    drop: Drop = no_drop,
 ) -> Tensor:
     """One step of all seeds; the loss and the share of right answers by seed, (2, seeds)."""
-    n_seeds = len(network.seeds)
-    logits = network(tokens, kept=kept).logits
-    loss = by_seed(F.cross_entropy(logits, labels, reduction="none"), n_seeds).mean(dim=1)
+    loss, right = training.losses(network, batch, drop)
     optimizer.zero_grad()
     # The sum over seeds: the gradient of each is that of its own loss.
     loss.sum().backward()
-    if clip:
-        clip_by_seed([weight.grad for weight in network.parameters()], clip)
-    optimizer.step()
-    hits = by_seed(logits.argmax(dim=1) == labels, n_seeds)
-    return torch.stack([loss.detach(), hits.float().mean(dim=1)])
+    if training.clip:
+        clip_by_seed([weight.grad for weight in optimizer.weights.values()], training.clip)
+    optimizer.step(training.share(step))
+    return torch.stack([loss.detach(), right])
 
 
-def training_from(facts: Mapping[str, Any]) -> Training:
-    """The training that a checkpoint is of."""
-    given: dict[str, Any] = {
-        k: tuple(v) if isinstance(v, list) else v for k, v in facts["training"].items()
-    }
-    try:
-        return Training(**given)
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(f"a checkpoint of another version: {error}") from None
+def steps_of(training: Training, block: int) -> int:
+    """Steps of a block; the last one may have fewer."""
+    return min(BLOCK, training.steps - block * BLOCK)
 
 
-def new_network(training: Training) -> SetNetwork:
-    """The network that a training begins with."""
-    return SetNetwork(
-        training.task,
-        training.variant,
-        seeds=training.seeds,
-        width=training.width,
-        heads=training.heads,
-    )
+def seed_generators(training: Training, purpose: str, block: int) -> Sequence[torch.Generator]:
+    """A generator for each seed, that depends on it, the purpose and the block alone."""
+    return [torch_generator(seed, purpose, block) for seed in training.seeds]
 
 
-def clip_by_seed(gradients: list[Tensor | None], largest: float) -> None:
-    """Scale each seed's gradient, in place, so that its norm over all parameters is no larger."""
-    given = [g for g in gradients if g is not None]
-    norms = torch.stack([torch.linalg.vector_norm(g.flatten(1), dim=1) for g in given])
-    scale = (largest / (torch.linalg.vector_norm(norms, dim=0) + 1e-6)).clamp(max=1)
-    for g in given:
-        g.mul_(scale.view(-1, *[1] * (g.ndim - 1)))
-
-
-def _batches(
-    training: Training, block: int, device: torch.device
-) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
-    """Tokens, labels and dropout masks of a block's steps, one seed's after another's."""
-    task = find_task(training.task)
-    count = min(BLOCK, training.steps - block * BLOCK)
-    lengths = torch.randint(
-        training.shortest,
-        training.longest + 1,
-        (count,),
-        generator=torch_generator(0, "lengths", block),
-    )
-    generators = [torch_generator(seed, "sets", block) for seed in training.seeds]
-    masks = [torch_generator(seed, "dropout", block) for seed in training.seeds]
-    drop = dropout_of(training.variant)
-    for length in lengths.tolist():
-        drawn = [task.sample(training.batch, length, generator) for generator in generators]
-        tokens, labels = (torch.cat(parts).to(device) for parts in zip(*drawn, strict=True))
-        kept = None
-        if drop:
-            shape = (training.batch, training.width)
-            parts = [torch.rand(shape, generator=generator) >= drop for generator in masks]
-            kept = torch.cat(parts).to(device)
-        yield tokens, labels, kept
+def _dropout(training: Training, block: int) -> Drop:
+    if "dropout" not in training.parse(training.variant):
+        return no_drop
+    return SeedDropout(training.each("dropout"), seed_generators(training, "dropout", block))
 
 
 def _prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -21,6 +21,7 @@ from llmprobe.synthetic.checkpoints import check_same
 
 _FILE = "configuration.json"
 _FORMAT = {"format": "llmprobe training"}
+_FIGURES = ("synthetic.*", "legality.*", "search.*")
 
 
 class Workspace:
@@ -75,29 +76,36 @@ class Workspace:
             raise CheckpointError(
                 f"{self.folder} is there and holds no training; use another --output"
             )
-        there = self._read(path)
+        there = _read(path)
         if overwrite:
             self._clear()
         else:
             check_same(self.folder, there, {**_FORMAT, **configuration})
 
-    def _read(self, path: Path) -> dict[str, Any]:
-        try:
-            there = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise CheckpointError(
-                f"{path} cannot be read ({error}); use another --output"
-            ) from None
-        if not isinstance(there, dict) or there.get("format") != _FORMAT["format"]:
-            raise CheckpointError(f"{path} is no training of llmprobe; use another --output")
-        return there
-
     def _clear(self) -> None:
         """Remove what a run writes, and nothing else that somebody may have put there."""
         # The result first: what is half removed must not look finished.
-        for pattern in ("result.json", "arrays.npz", "synthetic.*", "checkpoints", _FILE):
+        for pattern in ("result.json", "arrays.npz", *_FIGURES, "checkpoints", _FILE):
             for path in self.folder.glob(pattern):
                 if path.is_dir() and not path.is_symlink():
                     shutil.rmtree(path)
                 else:
                     path.unlink()
+
+
+def first_variant(folder: Path) -> str:
+    """The first variant of a run, which the others are compared with."""
+    path = folder.expanduser() / _FILE
+    if not path.is_file():
+        raise CheckpointError(f"{folder} holds no training of llmprobe")
+    return str(_read(path)["variants"][0])
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        there = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read ({error}); use another --output") from None
+    if not isinstance(there, dict) or there.get("format") != _FORMAT["format"]:
+        raise CheckpointError(f"{path} is no training of llmprobe; use another --output")
+    return there

@@ -63,6 +63,27 @@ def test_seeds_are_averaged_each_on_its_own():
     assert torch.equal(stacked[2:3], alone.weights(29, {"w": paths[-1][2:3]})["w"])
 
 
+def test_a_tuple_of_decays_is_an_average_with_each_of_them():
+    decays = (0.0, 0.5, 0.9, 0.999)
+    generator = torch.Generator().manual_seed(0)
+    path = {
+        name: torch.randn(31, len(decays), *shape, dtype=torch.float64, generator=generator)
+        for name, shape in {"map": (3, 2), "bias": (3,), "scale": ()}.items()
+    }
+    for options in ({}, {"burn_in": 4, "period": 3}):
+        together = Average(Ema(decay=decays, **options))
+        alone = [Average(Ema(decay=decay, **options)) for decay in decays]
+        for step in range(31):
+            now = {name: weights[step] for name, weights in path.items()}
+            together.update(step, now)
+            for index, average in enumerate(alone):
+                average.update(step, {name: w[index : index + 1] for name, w in now.items()})
+        for index, average in enumerate(alone):
+            own = average.weights(30, {name: w[index : index + 1] for name, w in now.items()})
+            for name, weights in together.weights(30, now).items():
+                torch.testing.assert_close(weights[index], own[name][0], rtol=1e-12, atol=1e-12)
+
+
 def test_before_the_burn_in_ends_the_weights_are_the_average():
     average = Average(Ema(burn_in=10))
     weights = {"w": torch.ones(2)}
@@ -95,7 +116,14 @@ def test_an_update_never_changes_the_weights():
 
 @pytest.mark.parametrize(
     ("kind", "wrong"),
-    [(Ema, {"decay": 1.0}), (Ema, {"period": 0}), (Bema, {"burn_in": -1}), (Bema, {"rho": 0.0})],
+    [
+        (Ema, {"decay": 1.0}),
+        (Ema, {"decay": (0.5, 1.0)}),
+        (Ema, {"decay": (-0.1, 0.5)}),
+        (Ema, {"period": 0}),
+        (Bema, {"burn_in": -1}),
+        (Bema, {"rho": 0.0}),
+    ],
 )
 def test_settings_without_meaning_are_refused(kind, wrong):
     with pytest.raises(ValueError, match="accepted"):

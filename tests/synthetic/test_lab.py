@@ -1,22 +1,19 @@
-"""The lab as a whole: pieces, resuming, what a result says."""
+"""The lab as a whole: what a call asks for, what a result says, networks from a folder."""
 
-import os
-import subprocess
-import sys
-import time
+import dataclasses
 
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT
 
-from llmprobe import load_result, probe_variance
+from llmprobe import probe_variance
 from llmprobe.errors import CheckpointError
-from llmprobe.synthetic import lab, planning
+from llmprobe.synthetic.checkpoints import read_checkpoint, write_checkpoint
 from llmprobe.synthetic.evaluation import evaluate
-from llmprobe.synthetic.lab import load_synthetic, train_synthetic
+from llmprobe.synthetic.lab import load_synthetic, make_plan, train_synthetic
 from llmprobe.synthetic.network import PARTS, SetNetwork
-from llmprobe.synthetic.training import Training, train
+from llmprobe.synthetic.sets import PRESETS, SetPlan, SetTraining
+from llmprobe.synthetic.training import train
 
 SMALL = {"steps": 20, "seeds": 3, "lengths": [16, 64], "sets": 32, "width": 16}
 
@@ -40,32 +37,11 @@ def test_the_frame_has_a_row_for_each_variant_seed_and_length(run):
 
 
 def test_the_numbers_are_those_of_training_and_evaluation_alone(run):
-    training = Training(variant="layernorm", seeds=(2,), steps=20, width=16, schedule="cosine")
+    training = SetTraining(variant="layernorm", seeds=(2,), steps=20, width=16, schedule="cosine")
     alone = evaluate(train(training).network, 64, 32)
     row = run[1].to_frame().query("variant == 'layernorm' and seed == 2 and length == 64")
     assert float(row.accuracy.iloc[0]) == pytest.approx(alone.accuracy[0], abs=1 / 32)
     assert float(row.feature_variance.iloc[0]) == pytest.approx(alone.feature_variance[0], rel=1e-3)
-
-
-def test_what_differs_at_test_time_only_is_trained_once(run):
-    names = sorted(path.name for path in (run[0] / "checkpoints").iterdir())
-    trained = [name for name in names if "measured" not in name]
-    assert trained == ["baseline.0-2.safetensors", "layernorm.0-2.safetensors"]
-
-
-def test_a_result_is_the_same_in_whatever_stacks(run, monkeypatch):
-    monkeypatch.setattr(planning, "STACK", 2)
-    other = train_synthetic("argmax", ["baseline", "layernorm"], **SMALL)
-    np.testing.assert_allclose(other.global_variance, run[1].global_variance[:2], rtol=1e-4)
-    assert other.seeds == (0, 1, 2)
-
-
-def test_a_finished_run_is_opened_and_not_run_again(run, monkeypatch):
-    monkeypatch.setattr(lab, "train", None)
-    variants = list(run[1].variants)
-    again = train_synthetic("argmax", variants, **SMALL, output=run[0])
-    np.testing.assert_array_equal(again.accuracy, run[1].accuracy)
-    np.testing.assert_array_equal(load_result(run[0]).accuracy, run[1].accuracy)
 
 
 @pytest.mark.parametrize("variant", ["baseline", *PARTS])
@@ -96,10 +72,14 @@ def test_an_average_and_a_temperature_come_back_from_the_folder(run):
 
 def test_a_network_that_is_not_there_is_one_line(run, tmp_path):
     with pytest.raises(CheckpointError, match="no seed 9 of baseline"):
+        load_synthetic(run[0], "baseline", seed=9)
+    with pytest.raises(CheckpointError, match=r"no seed 9 of baseline; it has \[0, 1, 2\]"):
         load_synthetic(run[0], seed=9)
     with pytest.raises(CheckpointError, match="no trained rmsnorm"):
         load_synthetic(run[0], "rmsnorm")
     with pytest.raises(CheckpointError, match="no trained baseline"):
+        load_synthetic(tmp_path, "baseline")
+    with pytest.raises(CheckpointError, match="holds no training"):
         load_synthetic(tmp_path)
 
 
@@ -116,57 +96,98 @@ def test_a_seed_that_learned_nothing_is_in_the_warnings():
     assert any("diverged or learned nothing: seed" in warning for warning in warnings)
 
 
-def test_a_damaged_checkpoint_is_one_line(tmp_path):
-    train_synthetic("argmax", "baseline", **SMALL, output=tmp_path / "run")
-    (tmp_path / "run" / "result.json").unlink()
-    path = tmp_path / "run" / "checkpoints" / "baseline.0-2.safetensors"
-    path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(CheckpointError, match="remove it"):
-        train_synthetic("argmax", "baseline", **SMALL, output=tmp_path / "run")
+def test_without_a_name_the_runs_own_network_is_opened(run, tmp_path):
+    own, named = load_synthetic(run[0]), load_synthetic(run[0], "baseline", seed=0)
+    assert (own.variant, own.seeds) == ("baseline", (0,))
+    for name, weight in named.state_dict().items():
+        assert torch.equal(own.state_dict()[name], weight)
+    options = SMALL | {"steps": 3, "seeds": 1, "first_seed": 4, "lengths": [16], "sets": 8}
+    train_synthetic("argmax", "rmsnorm+dropout", **options, output=tmp_path / "run")
+    other = load_synthetic(tmp_path / "run")
+    assert (other.seeds, other.variant) == ((4,), "rmsnorm+dropout")
 
 
-@pytest.mark.slow
-def test_two_processes_give_the_bits_of_one(tmp_path):
-    options = ["--steps", "60", "--seeds", "20", "--width", "16", "--lengths", "16,64"]
-    command = ["-m", "llmprobe", "train-synthetic", *options, "--sets", "16", "--quiet"]
-    two = ["-m", "torch.distributed.run", "--nproc_per_node", "2"]
-    for name, launcher in (("one", []), ("two", two)):
-        where = ["--output", str(tmp_path / name)]
-        done = subprocess.run(
-            [sys.executable, *launcher, *command, *where],
-            cwd=ROOT,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.count("saved: ") == 1
-    one, both = (load_result(tmp_path / name) for name in ("one", "two"))
-    for name in ("accuracy", "loss", "feature_variance", "top_weights"):
-        np.testing.assert_array_equal(getattr(one, name), getattr(both, name))
+@pytest.mark.parametrize("first", ["layernorm", "ema"])
+def test_the_runs_own_network_is_its_first_variant_not_the_first_file(tmp_path, first):
+    options = SMALL | {"steps": 3, "seeds": 1, "lengths": [16], "sets": 8}
+    train_synthetic("argmax", [first, "baseline"], **options, output=tmp_path)
+    own, named = load_synthetic(tmp_path), load_synthetic(tmp_path, first)
+    assert own.variant == first
+    for name, weight in named.state_dict().items():
+        assert torch.equal(own.state_dict()[name], weight)
 
 
-@pytest.mark.slow
-def test_a_killed_run_ends_with_the_numbers_of_an_undisturbed_one(tmp_path):
-    options = ["--steps", "600", "--seeds", "2", "--lengths", "16,64", "--sets", "64"]
-    command = [sys.executable, "-m", "llmprobe", "train-synthetic", *options, "--quiet"]
+def test_parts_may_be_named_in_any_order_and_a_seed_of_a_later_stack_is_found(tmp_path):
+    options = SMALL | {"steps": 3, "seeds": 18, "lengths": [16], "sets": 8}
+    result = train_synthetic("argmax", "layernorm+ssmax", **options, output=tmp_path)
+    assert len(list(tmp_path.glob("checkpoints/*[0-9].safetensors"))) == 2
+    network = load_synthetic(tmp_path, "ssmax+layernorm", seed=17)
+    assert network.seeds == (17,)
+    assert evaluate(network, 16, 8).accuracy[0] == result.accuracy[0, 17, 0]
 
-    def start(folder):
-        where = ["--output", str(tmp_path / folder)]
-        return subprocess.Popen([*command, *where], cwd=ROOT, stdout=subprocess.DEVNULL)
 
-    assert start("undisturbed").wait() == 0
-    kills = 0
-    for seconds in (6, 9, 12):
-        process = start("killed")
-        time.sleep(seconds)
-        kills += process.poll() is None
-        process.kill()
-        process.wait()
-    assert kills
-    assert start("killed").wait() == 0
-    whole, pieced = (load_result(tmp_path / name) for name in ("undisturbed", "killed"))
-    for name in ("accuracy", "loss", "feature_variance", "top_weights"):
-        np.testing.assert_array_equal(getattr(whole, name), getattr(pieced, name))
-    assert not list((tmp_path / "killed").rglob("*partial*"))
+def test_a_network_that_is_not_trained_to_its_end_or_of_another_version_is_refused(tmp_path):
+    options = SMALL | {"steps": 3, "seeds": 1, "lengths": [16], "sets": 8}
+    train_synthetic("argmax", "baseline", **options, output=tmp_path)
+    path = tmp_path / "checkpoints" / "baseline.0-0.safetensors"
+    tensors, facts = read_checkpoint(path)
+    write_checkpoint(path, tensors, facts | {"step": 2})
+    with pytest.raises(CheckpointError, match="not trained to its end"):
+        load_synthetic(tmp_path)
+    write_checkpoint(path, tensors, facts | {"training": facts["training"] | {"flavor": 1}})
+    with pytest.raises(CheckpointError, match="another version"):
+        load_synthetic(tmp_path)
+
+
+def plan_of(task="argmax", preset="quick", search=None, first_seed=0, **given):
+    return make_plan(task, given, preset=preset, search=search, first_seed=first_seed)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_plan_is_the_preset_where_nothing_is_given(preset):
+    plan = plan_of(preset=preset)
+    assert isinstance(plan, SetPlan)
+    assert plan.variants == ("baseline", "layernorm")
+    assert plan.sets == PRESETS[preset]["sets"]
+    assert plan.base.seeds == tuple(range(PRESETS[preset]["seeds"]))
+    expected = SetTraining(seeds=plan.base.seeds, steps=PRESETS[preset]["steps"])
+    assert plan.base == expected
+    given = plan_of(preset=preset, seeds=2, steps=7, lengths=[16], sets=5, warmup=3, dropout=0.2)
+    assert (given.lengths, given.sets) == ((16,), 5)
+    assert given.base == dataclasses.replace(expected, seeds=(0, 1), steps=7, warmup=3, dropout=0.2)
+
+
+def test_what_a_plan_is_given_is_what_it_has():
+    plan = plan_of("dictionary", first_seed=3, seeds=2, train_lengths=(2, 4), variants="ssmax, ema")
+    assert plan.base.seeds == (3, 4)
+    assert (plan.base.task, plan.base.shortest, plan.base.longest) == ("dictionary", 2, 4)
+    assert plan.variants == ("ssmax", "ema")
+    assert plan_of(train_lengths="7").base.longest == 7
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"task": "sorting"}, "task: got 'sorting', accepted: argmax, dictionary"),
+        ({"preset": "huge"}, "preset: got 'huge', accepted: quick, desk, paper"),
+        ({"search": 4}, "search: got 4 for argmax, accepted for: set-complement, othello"),
+        ({"vocab": 8}, "vocab: got 8, but it is not for argmax"),
+        ({"target": "exact"}, "target: got 'exact', but it is not for argmax"),
+        ({"layers": 2}, "layers: got 2, but it is not for argmax"),
+        ({"value_size": 2}, "value_size: got 2, but it is not for argmax"),
+        ({"seeds": 0}, "seeds: got 0, accepted: 1 or more"),
+        ({"sets": 1.5}, "sets: got 1.5, accepted: 1 or more"),
+        ({"first_seed": -1}, "first_seed: got -1, accepted: 0 or more"),
+        ({"train_lengths": "9..5"}, "train_lengths: got '9..5', accepted"),
+        ({"train_lengths": (1, 2, 3)}, "train_lengths: got"),
+        ({"variants": "baseline,ssmax+baseline,ssmax"}, "accepted: different ones"),
+        ({"variants": []}, "accepted: different ones, at least one"),
+        ({"variants": "normalized+adaptive"}, "no softmax whose temperature"),
+        ({"dropout": 1.0}, "dropout: got 1.0, accepted"),
+        ({"task": "dictionary", "lengths": [2**24]}, "8,388,608 items"),
+        ({"task": "dictionary", "train_lengths": (5, 2**24)}, "8,388,608 items"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(wrong, words):
+    with pytest.raises(ValueError, match=words):
+        plan_of(**wrong)

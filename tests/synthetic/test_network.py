@@ -5,16 +5,9 @@ import torch
 from textbook import Textbook
 from torch.nn import functional as F
 
-from llmprobe.synthetic.network import (
-    AT_TEST,
-    BASELINE,
-    DROPOUT,
-    PARTS,
-    SetNetwork,
-    parse_variant,
-    trained_as,
-)
+from llmprobe.synthetic.network import PARTS, SetNetwork, parse_set_variant
 from llmprobe.synthetic.tasks import TASKS
+from llmprobe.synthetic.variants import BASELINE, trained_as
 
 PAIRS = [f"{a}+{b}" for a in PARTS for b in PARTS if PARTS[a].place < PARTS[b].place]
 PAIRS.remove("normalized+adaptive")
@@ -40,7 +33,7 @@ def sets(task, *, n_seeds=1, length=LENGTH):
     return TASKS[task].sample(n_seeds * BATCH, length, torch.Generator().manual_seed(2))
 
 
-def by_textbook(book, task, tokens, kept=None):
+def by_textbook(book, task, tokens, kept=1.0):
     dtype = next(book.parameters()).dtype
     task = TASKS[task]
     items, query = task.items(tokens[:, :-1]), task.query(tokens[:, -1])
@@ -159,22 +152,30 @@ def test_a_member_is_a_copy_in_the_same_precision():
 
 
 @pytest.mark.parametrize("variant", ["dropout", "layernorm+dropout"])
-def test_dropout_masks_what_is_read_and_nothing_else(variant):
+def test_dropout_changes_what_is_read_and_nothing_else(variant):
     network = build("argmax", variant, heads=4)
     tokens, _ = sets("argmax")
-    kept = torch.rand(BATCH, WIDTH, generator=torch.Generator().manual_seed(4)) > DROPOUT
+    kept = (torch.rand(BATCH, WIDTH, generator=torch.Generator().manual_seed(4)) > 0.1) / 0.9
     assert not kept.all()
-    masked, plain = network(tokens, kept=kept.double()), network(tokens)
+    seen = []
+
+    def drop(x):
+        seen.append(x)
+        return x * kept.double()
+
+    dropped, plain = network(tokens, drop=drop), network(tokens)
     expected = by_textbook(Textbook.of(network), "argmax", tokens, kept.double())
-    torch.testing.assert_close(masked.logits, expected[0], rtol=1e-10, atol=1e-10)
-    assert torch.equal(masked.output, plain.output)
-    assert torch.equal(masked.weights, plain.weights)
+    torch.testing.assert_close(dropped.logits, expected[0], rtol=1e-10, atol=1e-10)
+    assert torch.equal(dropped.output, plain.output)
+    assert torch.equal(dropped.weights, plain.weights)
+    assert [x.shape for x in seen] == [(BATCH, WIDTH)]  # in one place, behind the norm
+    assert torch.equal(seen[0], plain.output)
     network.readout.first.weight.data[:, :, :] = 0
     network.readout.first.weight.data[0, 3, 3] = 1
-    lost = ~kept[:, 3]
+    lost = kept[:, 3] == 0
     assert lost.any()
-    without = network(torch.zeros_like(tokens), kept=torch.zeros(BATCH, WIDTH).double()).logits
-    torch.testing.assert_close(network(tokens, kept=kept.double()).logits[lost], without[lost])
+    without = network(torch.zeros_like(tokens), drop=torch.zeros_like).logits
+    torch.testing.assert_close(network(tokens, drop=drop).logits[lost], without[lost])
 
 
 def test_adaptive_is_its_training_variant_made_colder_at_long_lengths():
@@ -187,19 +188,6 @@ def test_adaptive_is_its_training_variant_made_colder_at_long_lengths():
         if differs:
             entropy = [-(w * w.log()).sum(dim=-1) for w in (warm, answer)]
             assert (entropy[1] < entropy[0]).all()
-
-
-def test_variants_are_parsed_by_place():
-    assert parse_variant(BASELINE) == {}
-    assert parse_variant("ssmax+layernorm") == {"norm": "layernorm", "softmax": "ssmax"}
-    for name, part in PARTS.items():
-        assert parse_variant(name) == {part.place: name}
-
-
-@pytest.mark.parametrize("wrong", ["", "batchnorm", "layernorm+", "layernorm ssmax", "LayerNorm"])
-def test_an_unknown_variant_is_refused_with_the_known_ones(wrong):
-    with pytest.raises(ValueError, match=r"variants: got .*baseline, layernorm, .*adaptive"):
-        parse_variant(wrong)
 
 
 @pytest.mark.parametrize(
@@ -217,15 +205,21 @@ def test_parts_that_exclude_each_other_are_refused(wrong, reason):
         SetNetwork("argmax", wrong)
 
 
-def test_what_a_variant_is_trained_as():
-    assert trained_as("adaptive") == trained_as(BASELINE) == BASELINE
-    assert trained_as("adaptive+ssmax+layernorm") == trained_as("layernorm+ssmax")
+@every_variant
+def test_a_variant_has_the_parameters_of_what_it_is_trained_as(variant):
+    own = SetNetwork("argmax", variant, width=8).state_dict()
+    SetNetwork("argmax", trained_as(variant, PARTS), width=8).load_state_dict(own)
+
+
+def test_a_variant_of_sets_is_parsed_like_any_other():
     for variant in VARIANTS:
-        training = trained_as(variant)
-        assert not set(parse_variant(training)) & set(AT_TEST)
-        assert trained_as(training) == training
-        own = SetNetwork("argmax", variant, width=8).state_dict()
-        SetNetwork("argmax", training, width=8).load_state_dict(own)
+        parts = parse_set_variant(variant)
+        assert {part: PARTS[part].place for part in parts.values()} == {
+            part: place for place, part in parts.items()
+        }
+        assert set(parts.values()) == set(variant.split("+")) - {BASELINE}
+    with pytest.raises(ValueError, match=r"variants: got .*baseline, layernorm, .*adaptive"):
+        parse_set_variant("batchnorm")
 
 
 @pytest.mark.parametrize(("width", "heads"), [(16, 3), (16, 0), (16, -1), (0, 1)])

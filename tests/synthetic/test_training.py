@@ -5,14 +5,22 @@ import math
 
 import pytest
 import torch
-from synthetic.textbook import Textbook
 
 from llmprobe.errors import CheckpointError
 from llmprobe.synthetic import training as module
-from llmprobe.synthetic.tasks import find_task
-from llmprobe.synthetic.training import Training, clip_by_seed, new_network, train
+from llmprobe.synthetic.optimizer import SeedAdamW
+from llmprobe.synthetic.sets import SetTraining
+from llmprobe.synthetic.training import (
+    BLOCK,
+    SCHEDULES,
+    Training,
+    seed_generators,
+    steps_of,
+    take_step,
+    train,
+)
 
-SMALL = Training(width=16, batch=32, steps=50, seeds=(3, 4, 5))
+SMALL = SetTraining(width=16, batch=32, steps=50, seeds=(3, 4, 5))
 
 
 def _weights(trained, index):
@@ -27,41 +35,50 @@ def test_a_seed_of_a_stack_ends_where_it_ends_alone(variant):
         torch.testing.assert_close(weight, _weights(alone, 0)[name], rtol=0, atol=1e-5)
 
 
-def test_a_step_is_that_of_torch_on_the_plain_network():
-    """Loss, gradient, clipping and AdamW, by torch's own parts on a textbook network."""
-    training = dataclasses.replace(SMALL, seeds=(7,), steps=3, clip=0.1, variant="layernorm")
-    textbook = Textbook.of(new_network(training).double())
-    optimizer = torch.optim.AdamW(textbook.parameters(), lr=1e-3, weight_decay=1e-3)
-    task = find_task(training.task)
-    for tokens, labels, _ in module._batches(training, 0, torch.device("cpu")):
-        assert torch.equal(task.solve(tokens), labels)
-        items, query = task.items(tokens[:, :-1]).double(), task.query(tokens[:, -1]).double()
-        loss = torch.nn.functional.cross_entropy(textbook(items, query)[0], labels)
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(textbook.parameters(), 0.1)
-        optimizer.step()
-    reached = Textbook.of(train(training).network.double())
-    for name, weight in textbook.state_dict().items():
-        torch.testing.assert_close(reached.state_dict()[name], weight, rtol=0, atol=1e-5)
+@pytest.mark.parametrize("variant", ["baseline", "layernorm+dropout"])
+def test_a_seed_with_settings_of_its_own_ends_where_it_ends_alone_with_them(variant):
+    own = {
+        "learning_rate": (3e-4, 2e-3, 1e-3),
+        "ema_decay": (0.5, 0.9, 0.99),
+        "dropout": (0.3, 0.0, 0.1),
+    }
+    training = dataclasses.replace(SMALL, variant=variant, steps=20, averages=("ema",))
+    stack = train(dataclasses.replace(training, **own))
+    for index, seed in enumerate(SMALL.seeds):
+        settings = {name: values[index] for name, values in own.items()}
+        alone = train(dataclasses.replace(training, seeds=(seed,), **settings))
+        torch.testing.assert_close(stack.losses[:, index], alone.losses[:, 0], rtol=1e-5, atol=0)
+        for name, weight in _weights(stack, index).items():
+            torch.testing.assert_close(weight, _weights(alone, 0)[name], rtol=0, atol=1e-5)
+            average, expected = stack.averages["ema"][name][index], alone.averages["ema"][name][0]
+            torch.testing.assert_close(average, expected, rtol=0, atol=1e-5)
+            assert not torch.equal(average, weight)
 
 
-def test_variants_of_a_seed_meet_the_same_sets():
-    blocks = [
-        [tokens for tokens, _, _ in module._batches(training, 0, torch.device("cpu"))]
-        for training in (SMALL, dataclasses.replace(SMALL, variant="layernorm+dropout"))
-    ]
-    assert all(torch.equal(a, b) for a, b in zip(*blocks, strict=True))
-    lengths = {tokens.shape[1] - 1 for tokens in blocks[0]}
-    assert min(lengths) >= SMALL.shortest
-    assert max(lengths) <= SMALL.longest
-    assert len(lengths) > 6
+def test_a_dropout_of_zero_is_a_training_without():
+    """Whatever the others of its stack have: what a search compares within a stack."""
+    rates = (0.2, 0.0, 0.0)
+    stack = train(dataclasses.replace(SMALL, variant="dropout", dropout=rates))
+    plain = train(SMALL)
+    for index, rate in enumerate(rates):
+        same = [
+            torch.equal(weight, _weights(plain, index)[name])
+            for name, weight in _weights(stack, index).items()
+        ]
+        assert all(same) if not rate else not any(same)
 
 
-@pytest.mark.parametrize("averages", [(), ("bema", "ema")])
-def test_a_training_that_was_stopped_ends_with_the_same_bits(tmp_path, monkeypatch, averages):
+EACH = {"learning_rate": (1e-3, 2e-3, 4e-3), "ema_decay": (0.9, 0.99, 0.999)}
+
+
+@pytest.mark.parametrize(
+    ("averages", "own"), [((), {}), (("bema", "ema"), {}), (("bema", "ema"), EACH)]
+)
+def test_a_training_that_was_stopped_ends_with_the_same_bits(tmp_path, monkeypatch, averages, own):
     monkeypatch.setattr(module, "SECONDS", 0.0)
-    training = dataclasses.replace(SMALL, steps=170, averages=averages, schedule="cosine")
+    training = dataclasses.replace(
+        SMALL, variant="dropout", steps=170, averages=averages, schedule="cosine", **own
+    )
     undisturbed = train(training)
 
     class Killed(Exception):
@@ -95,17 +112,18 @@ def test_a_checkpoint_of_another_training_is_refused(tmp_path):
         train(dataclasses.replace(SMALL, batch=16), checkpoint=path)
 
 
-def test_a_seed_that_diverges_is_named_and_stops_no_other(monkeypatch):
-    training = dataclasses.replace(SMALL, steps=100, learning_rate=3e-3)
+@pytest.mark.parametrize("rate", [3e-3, (3e-3, 2e-3, 4e-3)])
+def test_a_seed_that_diverges_is_named_and_stops_no_other(monkeypatch, rate):
+    training = dataclasses.replace(SMALL, steps=100, learning_rate=rate)
     calm = train(training)
-    made = module.new_network
+    made = SetTraining.new_network
 
     def poisoned(training):
         network = made(training)
         network.readout.second.weight.data[1] = math.nan
         return network
 
-    monkeypatch.setattr(module, "new_network", poisoned)
+    monkeypatch.setattr(SetTraining, "new_network", poisoned)
     trained = train(training)
     assert trained.diverged.tolist() == [-1, 50, -1]
     for index in (0, 2):
@@ -125,26 +143,118 @@ def test_it_learns():
     assert trained.diverged.tolist() == [-1]
 
 
-def test_clipping_is_each_seeds_own():
-    gradients = [torch.randn(3, 4, 5), torch.randn(3, 7)]
-    gradients[0][2], gradients[1][2] = 1e-3, 1e-3
-    expected = []
-    for seed in range(3):
-        parts = [torch.nn.Parameter(torch.zeros_like(g[seed])) for g in gradients]
-        for part, g in zip(parts, gradients, strict=True):
-            part.grad = g[seed].clone()
-        torch.nn.utils.clip_grad_norm_(parts, 1.0)
-        expected.append([part.grad for part in parts])
-    clip_by_seed([*gradients, None], 1.0)
-    for seed, parts in enumerate(expected):
-        for g, part in zip(gradients, parts, strict=True):
-            torch.testing.assert_close(g[seed], part)
+def test_a_schedule_says_which_share_of_the_learning_rate_a_step_has():
+    constant = SetTraining(steps=100, learning_rate=2.0)
+    assert {constant.share(step) for step in range(100)} == {1.0}
+    cosine = SetTraining(steps=110, learning_rate=2.0, schedule="cosine", warmup=10)
+    assert [cosine.share(step) for step in (0, 4, 9, 10)] == pytest.approx([0.1, 0.5, 1.0, 1.0])
+    assert cosine.share(60) == pytest.approx(0.5)
+    assert 0 < cosine.share(109) < 0.0005
+    for schedule in SCHEDULES:
+        for warmup in (0, 1, 7, 30):
+            training = SetTraining(steps=30, schedule=schedule, warmup=warmup)
+            shares = [training.share(step) for step in range(30)]
+            assert all(0 < share <= 1 for share in shares)
+            assert shares[:warmup] == sorted(shares[:warmup])
+            assert shares[warmup:] == sorted(shares[warmup:], reverse=True)
 
 
-def test_schedules():
-    constant = Training(steps=100, learning_rate=2.0)
-    assert {constant.rate(step) for step in range(100)} == {2.0}
-    cosine = Training(steps=110, learning_rate=2.0, schedule="cosine", warmup=10)
-    assert [cosine.rate(step) for step in (0, 4, 9, 10)] == pytest.approx([0.2, 1.0, 2.0, 2.0])
-    assert cosine.rate(60) == pytest.approx(1.0)
-    assert 0 < cosine.rate(109) < 0.001
+def test_a_step_moves_by_the_share_of_its_own_time():
+    training = dataclasses.replace(SMALL, steps=10, warmup=10, weight_decay=0.0)
+    moved = []
+    for step in (0, 4):
+        network = training.new_network()
+        weights = dict(network.named_parameters())
+        before = {name: weight.detach().clone() for name, weight in weights.items()}
+        optimizer = SeedAdamW(weights, training.each("learning_rate"), training.weight_decay)
+        batch = next(training.batches(0))
+        numbers = take_step(training, network, optimizer, batch, step)
+        assert numbers.shape == (2, 3)
+        assert not numbers.requires_grad
+        moved.append({name: weight.detach() - before[name] for name, weight in weights.items()})
+    for name, way in moved[0].items():
+        torch.testing.assert_close(5 * way, moved[1][name], rtol=1e-2, atol=1e-6)
+
+
+def test_a_number_for_each_seed():
+    assert SMALL.each("learning_rate") == (1e-3, 1e-3, 1e-3)
+    own = dataclasses.replace(SMALL, learning_rate=(0.1, 0.2, 0.3), dropout=(0.0, 0.5, 0.1))
+    assert own.each("learning_rate") == (0.1, 0.2, 0.3)
+    assert own.each("dropout") == (0.0, 0.5, 0.1)
+    assert own.each("clip") == (1.0, 1.0, 1.0)
+
+
+def test_a_network_is_that_of_every_variant_that_trains_like_it():
+    plain = dataclasses.replace(SMALL, variant="layernorm+ssmax")
+    for index in range(3):
+        for name in ("layernorm+ssmax", "ssmax+layernorm", "ssmax+layernorm+adaptive"):
+            assert plain.gives(index, name)
+            assert plain.gives(index, f"{name}+ema")
+        for name in ("baseline", "layernorm", "ssmax", "rmsnorm+ssmax", "layernorm+ssmax+dropout"):
+            assert not plain.gives(index, name)
+    assert SMALL.gives(0, "adaptive+bema")
+    with pytest.raises(ValueError, match="variants: got 'batchnorm'"):
+        SMALL.gives(0, "batchnorm")
+
+
+def test_one_that_was_trained_without_dropout_is_not_one_with():
+    twins = dataclasses.replace(SMALL, variant="rmsnorm+dropout", dropout=(0.0, 0.2, 0.0))
+    assert [twins.gives(index, "rmsnorm") for index in range(3)] == [True, False, True]
+    assert [twins.gives(index, "rmsnorm+dropout") for index in range(3)] == [False, True, False]
+    assert [twins.gives(index, "dropout+ema+rmsnorm") for index in range(3)] == [False, True, False]
+    with_all = dataclasses.replace(twins, dropout=0.1)
+    assert [with_all.gives(index, "rmsnorm+dropout") for index in range(3)] == [True] * 3
+    # The rate says nothing of a variant that has no dropout.
+    assert dataclasses.replace(SMALL, dropout=0.0).gives(0, "baseline")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"schedule": "linear"}, "schedule: got 'linear', accepted: constant, cosine"),
+        ({"steps": 0}, "steps: got 0, accepted: a whole number"),
+        ({"batch": 1.5}, r"batch: got 1.5, accepted: a whole number"),
+        ({"heads": 3}, "heads: got 3, accepted: a divisor of the width, 16"),
+        ({"warmup": 51}, "warmup: got 51, accepted: 0 to the 50 steps"),
+        ({"dropout": 1.0}, "dropout: got 1.0, accepted: 0 or more, less than 1"),
+        ({"dropout": (0.0, 0.1, -0.1)}, "dropout: got -0.1, accepted"),
+        ({"ema_decay": 1.0}, "ema_decay: got 1.0, accepted: 0 or more, less than 1"),
+        ({"ema_decay": (0.9, 0.9, 1.0)}, "ema_decay: got 1.0, accepted"),
+        ({"learning_rate": math.nan}, "learning_rate: got nan, accepted: 0 or more"),
+        ({"learning_rate": (1e-3, math.inf, 1e-3)}, "learning_rate: got inf, accepted"),
+        ({"clip": -1.0}, "clip: got -1.0, accepted"),
+        ({"longest": 4}, "longest: got 4, accepted: the shortest, 5, or more"),
+        (
+            {"learning_rate": (1e-3,)},
+            "learning_rate: got 1 of them, accepted: one for all of the 3",
+        ),
+        ({"learning_rate": (1e-3,) * 2}, "learning_rate: got 2 of them, accepted"),
+        ({"dropout": (0.1,) * 4}, "dropout: got 4 of them, accepted"),
+        ({"ema_decay": ()}, "ema_decay: got 0 of them, accepted"),
+    ],
+)
+def test_settings_without_meaning_are_refused(wrong, words):
+    with pytest.raises(ValueError, match=words):
+        dataclasses.replace(SMALL, **wrong)
+
+
+def test_a_training_is_of_something():
+    with pytest.raises(TypeError, match="abstract"):
+        Training(task="argmax")
+
+
+def test_blocks_hold_all_steps_and_seeds_draw_alone():
+    training = dataclasses.replace(SMALL, steps=2 * BLOCK + 7)
+    assert [steps_of(training, block) for block in range(3)] == [BLOCK, BLOCK, 7]
+    drawn = {
+        (seed, purpose, block): float(torch.rand(1, generator=generator))
+        for purpose in ("sets", "dropout")
+        for block in range(2)
+        for seed, generator in zip(
+            training.seeds, seed_generators(training, purpose, block), strict=True
+        )
+    }
+    assert len(set(drawn.values())) == len(drawn)
+    alone = dataclasses.replace(training, seeds=(4,), variant="layernorm", steps=9)
+    (generator,) = seed_generators(alone, "sets", 1)
+    assert float(torch.rand(1, generator=generator)) == drawn[4, "sets", 1]

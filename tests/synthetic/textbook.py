@@ -112,9 +112,12 @@ class Textbook(nn.Module):
                 yield theirs, own[name], False
 
     def forward(
-        self, items: Tensor, query: Tensor, kept: Tensor | None = None
+        self, items: Tensor, query: Tensor, kept: Tensor | float = 1.0
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """(batch, n, item_size) and (batch, query_size) to logits, output and weights."""
+        """(batch, n, item_size) and (batch, query_size) to logits, output and weights.
+
+        `kept` is what dropout multiplies the features with: 0, or 1 / (1 - rate).
+        """
         batch, n, _ = items.shape
         x, q = self.item_mlp(items), self.query_mlp(query)
         queries = self.queries(q).view(batch, 1, -1, self.size).transpose(1, 2)
@@ -130,8 +133,7 @@ class Textbook(nn.Module):
                 heads.var(-1, correction=0, keepdim=True) + 1e-5
             )
         output = self.norm(self.join(heads.reshape(batch, -1)))
-        read = output if kept is None else output * kept / 0.9
-        return self.readout(read), output, weights[:, :, 0]
+        return self.readout(output * kept), output, weights[:, :, 0]
 
     def attend(self, scores: Tensor) -> Tensor:
         if "ssmax" in self.parts:

@@ -1,0 +1,187 @@
+"""Several right answers: what the lab trains on set complement and Othello, and how its pieces
+become a `LegalityResult`.
+
+Training is that of a language model: each token is predicted from those before it. The loss is
+taken against the token that came (`sampled`), as with any text, or against the known distribution
+it came from (`exact`), which has the same mean and none of the noise.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from llmprobe.results import Result
+from llmprobe.runtime import torch_generator
+from llmprobe.synthetic.decoder import DECODER_PARTS, Decoder
+from llmprobe.synthetic.layers import Drop, by_seed
+from llmprobe.synthetic.legality import LegalityResult
+from llmprobe.synthetic.planning import Advance, Done, Numbers, Plan
+from llmprobe.synthetic.scoring import SCORES, digest_test_sequences, score
+from llmprobe.synthetic.tasks import Choice, find_choice
+from llmprobe.synthetic.training import Batch, Training, seed_generators, steps_of
+from llmprobe.synthetic.variants import BASELINE, Parts
+
+TARGETS = ("sampled", "exact")
+BASES = {"set-complement": {}, "othello": {"mlp": "mlp", "norm": "prenorm", "positions": "rotary"}}
+"""Parts of the baseline by their place: the minimal model has none, for Othello it is a GPT."""
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "set-complement": {
+        "variants": "baseline,dropout,ema,bema",
+        "vocab": 16,
+        "train_lengths": "1..4",
+        "width": 32,
+        "heads": 1,
+        "layers": 1,
+        "batch": 64,
+        "learning_rate": 3e-3,
+        "weight_decay": 1e-3,
+    },
+    "othello": {
+        "variants": "baseline,ema,bema",
+        "train_lengths": "1..30",
+        "batch": 64,
+        "learning_rate": 2e-3,
+        "weight_decay": 0.1,
+        "warmup": 200,
+    },
+}
+PRESETS: dict[str, dict[str, dict[str, Any]]] = {
+    "set-complement": {
+        "quick": {"seeds": 8, "steps": 2000, "sets": 1024},
+        "desk": {"seeds": 32, "steps": 10_000, "sets": 8192},
+        "paper": {"seeds": 32, "steps": 100_000, "sets": 32_768},
+    },
+    "othello": {
+        "quick": {"seeds": 2, "steps": 1000, "sets": 512, "width": 32, "layers": 2, "heads": 2},
+        "desk": {"seeds": 4, "steps": 7000, "sets": 4096, "width": 96, "layers": 4, "heads": 4},
+        "paper": {"seeds": 4, "steps": 250_000, "sets": 32_768, "batch": 4096, "warmup": 2000}
+        | {"width": 512, "layers": 8, "heads": 8, "learning_rate": 5e-4},
+    },
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChoiceTraining(Training):
+    """A training of a decoder on the first tokens of sequences."""
+
+    parts: ClassVar[Parts] = DECODER_PARTS
+
+    task: str = "set-complement"
+    vocab: int | None = None
+    layers: int = 1
+    value_size: int | None = None
+    """Of a head; width / heads if not given."""
+    target: str = "sampled"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.target not in TARGETS:
+            raise ValueError(f"target: got {self.target!r}, accepted: {', '.join(TARGETS)}")
+        for name in ("layers", "value_size"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ValueError(f"{name}: got {value!r}, accepted: a whole number, 1 or more")
+        self.choice.check(self.longest)
+
+    @cached_property
+    def choice(self) -> Choice:
+        return find_choice(self.task, self.vocab)
+
+    @cached_property
+    def hopeless(self) -> float:
+        """Most of the way from the best loss there is to that of guessing."""
+        tokens = self.choice.sample(64, self.longest, torch_generator(0, "best loss"))
+        n = self.choice.allowed(tokens)[:, self.shortest - 1 :].sum(dim=-1)
+        best = float(n[n > 0].log().mean())
+        return best + 0.9 * (math.log(self.choice.vocab) - best)
+
+    def new_network(self, variant: str | None = None) -> Decoder:
+        parts = BASES[self.task] | self.parse(variant or self.variant)
+        return Decoder(
+            self.choice.vocab,
+            "+".join(parts.values()) or BASELINE,
+            seeds=self.seeds,
+            width=self.width,
+            heads=self.heads,
+            layers=self.layers,
+            value_size=self.value_size,
+            context=self.choice.longest,
+        )
+
+    def batches(self, block: int) -> Iterator[Batch]:
+        """Tokens (seeds * batch, longest + 1) and what is allowed after each but the last."""
+        n_steps = steps_of(self, block)
+        drawn = [
+            self.choice.sample(n_steps * self.batch, self.longest, generator)
+            for generator in seed_generators(self, "sequences", block)
+        ]
+        for step in range(n_steps):
+            rows = slice(step * self.batch, (step + 1) * self.batch)
+            tokens = torch.cat([tokens[rows] for tokens in drawn])
+            yield tokens, self.choice.allowed(tokens)
+
+    def losses(self, network: Decoder, batch: Batch, drop: Drop) -> tuple[Tensor, Tensor]:
+        tokens, allowed = batch
+        asked = slice(self.shortest - 1, None)
+        allowed = allowed[:, asked]
+        logits = network(tokens[:, :-1], drop=drop).logits[:, asked]
+        logp = logits.log_softmax(dim=-1)
+        n = allowed.sum(dim=-1)
+        live = n > 0
+        if self.target == "exact":
+            loss = -(logp * allowed).sum(dim=-1) / n.clamp(min=1)
+        else:
+            loss = -logp.gather(-1, tokens[:, self.shortest :, None])[..., 0]
+        hits = allowed.gather(-1, logits.argmax(dim=-1, keepdim=True))[..., 0]
+        n_live = self._sum(live)
+        return self._sum(loss * live) / n_live, self._sum(hits & live) / n_live
+
+    def _sum(self, x: Tensor) -> Tensor:
+        """Over all positions of a seed's sequences."""
+        return by_seed(x, len(self.seeds)).flatten(1).float().sum(dim=1)
+
+
+@dataclass(frozen=True)
+class ChoicePlan(Plan):
+    """Variants of a decoder, scored after more tokens than training showed."""
+
+    base: ChoiceTraining
+
+    def work(self, network: Decoder) -> int:
+        return self.sets
+
+    def measure(self, network: Decoder, advance: Advance) -> Numbers:
+        return score(
+            network,
+            self.base.choice,
+            self.lengths,
+            self.sets,
+            advance=lambda n: advance(n, "sequences"),
+        )
+
+    def join(self, done: Sequence[Done], device: torch.device) -> Result:
+        base = self.base
+        training = self.trained(done)
+        any_scores = done[0].measured[done[0].piece.variants[0]]
+        return LegalityResult(
+            provenance=self.provenance("Decoder", digest_test_sequences(base.choice), device),
+            task=base.task,
+            variants=self.variants,
+            seeds=base.seeds,
+            lengths=self.lengths,
+            train_lengths=(base.shortest, base.longest),
+            n_sequences=tuple(int(n) for n in any_scores["n_sequences"]),
+            vocab=base.choice.vocab,
+            target=base.target,
+            schedule=base.schedule,
+            steps=base.steps,
+            warnings=tuple(self.warnings(training["diverged"])),
+            uniform_mass=any_scores["uniform_mass"],
+            **{name: self.stacked(done, name) for name in SCORES},
+            **training,
+        )

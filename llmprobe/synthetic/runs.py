@@ -1,0 +1,115 @@
+"""Running a plan: train and measure its pieces, keep each in the folder, join them into a result.
+
+The same call goes on where the last one stopped. Several processes share out the pieces, and the
+first of them writes the result.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from llmprobe.errors import CheckpointError
+from llmprobe.kinds import load_result
+from llmprobe.results import Result
+from llmprobe.runtime import main_first, process
+from llmprobe.synthetic.checkpoints import check_same, read_checkpoint, write_checkpoint
+from llmprobe.synthetic.planning import Done, Numbers, Piece, Plan
+from llmprobe.synthetic.training import Trained, Training, train
+from llmprobe.synthetic.workspace import Workspace
+
+Watch = Callable[[str, int, int, str], object]
+
+
+def run_plan(
+    plan: Plan, device: torch.device, output: Path | None, *, overwrite: bool, watch: Watch
+) -> Result:
+    """The plan's result, from its folder as far as it is there."""
+    space = None
+    if output is not None:
+        with main_first():
+            anew = overwrite and process().is_main
+            space = Workspace(output, plan.configuration(), overwrite=anew)
+        if space.is_finished:
+            return load_result(space.folder)
+    pieces = [_run_piece(piece, plan, device, space, watch) for piece in _own(plan.pieces())]
+    result = plan.join(_gathered(pieces), device)
+    if space is not None and process().is_main:
+        result.save_into(space.folder, figures=("png", "pdf"))
+    return result
+
+
+def _run_piece(
+    piece: Piece, plan: Plan, device: torch.device, space: Workspace | None, watch: Watch
+) -> Done:
+    """Train and measure a piece, or take from the folder what is there already."""
+
+    def report(step: int, loss: Any, right: Any) -> None:
+        note = f"loss {loss.mean():.3f}, right {right.mean():.1%}"
+        watch(f"train {piece.name}", step, piece.training.steps, note)
+
+    checkpoint = None if space is None else space.checkpoint(piece.name)
+    trained = train(piece.training, device=device, checkpoint=checkpoint, report=report)
+    measured = {
+        variant: _measure(f"{variant}.{piece.name}", variant, piece, trained, plan, space, watch)
+        for variant in piece.variants
+    }
+    return Done(piece, measured, trained.losses.numpy(), trained.diverged.numpy())
+
+
+def _measure(
+    what: str,
+    variant: str,
+    piece: Piece,
+    trained: Trained,
+    plan: Plan,
+    space: Workspace | None,
+    watch: Watch,
+) -> Numbers:
+    """The evaluation of one variant of a piece."""
+    path = None if space is None else space.measured(what)
+    facts = {"lengths": list(plan.lengths), "sets": plan.sets}
+    if path is not None and path.is_file():
+        tensors, there = read_checkpoint(path)
+        check_same(path, there, facts)
+        return {name: tensor.numpy() for name, tensor in tensors.items()}
+    network = as_variant(piece.training, trained, variant)
+    total, done = plan.work(network), 0
+
+    def advance(n: int, note: str) -> None:
+        nonlocal done
+        done += n
+        watch(f"measure {what}", done, total, note)
+
+    found = plan.measure(network, advance)
+    if path is not None:
+        write_checkpoint(path, {k: torch.from_numpy(v) for k, v in found.items()}, facts)
+    return found
+
+
+def as_variant(training: Training, trained: Trained, variant: str) -> Any:
+    """The trained networks as a variant that may differ from their training at test time."""
+    average = training.parse(variant).get("weights")
+    if average is not None and average not in trained.averages:
+        raise CheckpointError(f"{variant}: its training kept no {average}; train with it as well")
+    raw = trained.network
+    weights: Mapping[str, Any] = raw.state_dict() if average is None else trained.averages[average]
+    network = training.new_network(variant)
+    network.load_state_dict(weights)
+    return network.to(next(raw.parameters()).device).eval()
+
+
+def _own(pieces: list[Piece]) -> list[Piece]:
+    """Those of this process."""
+    here = process()
+    return pieces[here.rank :: here.n_processes]
+
+
+def _gathered(done: list[Done]) -> list[Done]:
+    """What all processes did, in the order of the plan's seeds."""
+    if process().n_processes > 1:
+        from accelerate.utils import gather_object
+
+        done = gather_object(done)
+    return sorted(done, key=lambda one: one.piece.training.seeds)

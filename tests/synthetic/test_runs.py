@@ -1,0 +1,250 @@
+"""A plan's run: each piece once, from its folder where it is there, in one process or several."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT
+
+from llmprobe import load_result
+from llmprobe.errors import CheckpointError
+from llmprobe.synthetic import planning, runs
+from llmprobe.synthetic import training as training_module
+from llmprobe.synthetic.checkpoints import read_checkpoint, write_checkpoint
+from llmprobe.synthetic.outcomes import SyntheticResult
+from llmprobe.synthetic.runs import as_variant, run_plan
+from llmprobe.synthetic.sets import SetPlan, SetTraining
+from llmprobe.synthetic.training import train
+
+BASE = SetTraining(steps=20, seeds=(0, 1, 2), width=16, schedule="cosine")
+VARIANTS = ("baseline", "layernorm", "adaptive", "ema", "layernorm+ema+adaptive")
+PLAN = SetPlan(VARIANTS, BASE, (16, 64), 32)
+ARRAYS = (*SyntheticResult.by_length, "loss", "diverged", "feature_values", "top_weights")
+
+
+def go(plan=PLAN, output=None, *, overwrite=False, watch=lambda what, done, total, note: None):
+    return run_plan(plan, torch.device("cpu"), output, overwrite=overwrite, watch=watch)
+
+
+def check_equal(a, b):
+    for name in ARRAYS:
+        np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    told = []
+    return folder, go(output=folder, watch=lambda *words: told.append(words)), told
+
+
+def test_what_differs_at_test_time_only_is_trained_once(run):
+    names = sorted(path.name for path in (run[0] / "checkpoints").iterdir())
+    trained = [name for name in names if "measured" not in name]
+    assert trained == ["baseline.0-2.safetensors", "layernorm.0-2.safetensors"]
+    measured = {name.removesuffix(".measured.safetensors") for name in set(names) - set(trained)}
+    assert measured == {
+        *("baseline.baseline.0-2", "adaptive.baseline.0-2", "ema.baseline.0-2"),
+        *("layernorm.layernorm.0-2", "layernorm+ema+adaptive.layernorm.0-2"),
+    }
+
+
+def test_a_folder_changes_no_number(run):
+    check_equal(go(), run[1])
+
+
+def test_a_result_is_the_same_in_whatever_stacks(run, monkeypatch):
+    monkeypatch.setattr(planning, "STACK", 2)
+    other = go(dataclasses.replace(PLAN, variants=("baseline", "layernorm")))
+    np.testing.assert_allclose(other.global_variance, run[1].global_variance[:2], rtol=1e-4)
+    np.testing.assert_allclose(other.loss, run[1].loss[:2], rtol=1e-4)
+    assert other.seeds == (0, 1, 2)
+
+
+def test_a_finished_run_is_opened_and_not_run_again(run, monkeypatch):
+    monkeypatch.setattr(runs, "train", None)
+    check_equal(go(output=run[0]), run[1])
+    check_equal(load_result(run[0]), run[1])
+
+
+def test_what_is_measured_is_not_measured_again(tmp_path, monkeypatch):
+    plan = dataclasses.replace(PLAN, variants=VARIANTS[:2], sets=8)
+    first = go(plan, tmp_path)
+    (tmp_path / "result.json").unlink()
+    (tmp_path / "checkpoints" / "layernorm.layernorm.0-2.measured.safetensors").unlink()
+    measured, measure = [], SetPlan.measure
+
+    def count(plan, network, advance):
+        measured.append(network.variant)
+        return measure(plan, network, advance)
+
+    monkeypatch.setattr(SetPlan, "measure", count)
+    told = []
+    check_equal(go(plan, tmp_path, watch=lambda *words: told.append(words)), first)
+    assert measured == ["layernorm"]
+    assert {words[0] for words in told} == {"measure layernorm.layernorm.0-2"}
+    measured.clear()
+    check_equal(go(plan, tmp_path, overwrite=True), first)
+    assert measured == ["baseline", "layernorm"]
+
+
+def test_a_run_that_was_stopped_anywhere_ends_with_the_same_bits(tmp_path, monkeypatch):
+    monkeypatch.setattr(training_module, "SECONDS", 0.0)
+    base = dataclasses.replace(BASE, steps=110, seeds=(0, 1), batch=16)
+    plan = dataclasses.replace(PLAN, base=base, variants=VARIANTS[:2], sets=8)
+    whole = go(plan)
+    calls = []
+    go(plan, watch=lambda *words: calls.append(words))
+
+    class Killed(Exception):
+        pass
+
+    for stop in range(0, len(calls), 4):
+        left = [stop]
+
+        def watch(what, done, total, note, left=left):
+            if not left[0]:
+                raise Killed
+            left[0] -= 1
+
+        folder = tmp_path / str(stop)
+        with pytest.raises(Killed):
+            go(plan, folder, watch=watch)
+        assert not (folder / "result.json").exists()
+        check_equal(go(plan, folder), whole)
+
+
+def test_the_watch_is_told_of_each_piece_to_its_end(run):
+    last = {what: (done, total) for what, done, total, _ in run[2]}
+    assert len(last) == 2 + 5
+    assert last["train baseline.0-2"] == (20, 20)
+    assert last["measure ema.baseline.0-2"] == ((16 + 64) * 32 * 3,) * 2
+    assert all(done == total for done, total in last.values())
+    assert any(note.startswith("loss 2.") and "right" in note for _, _, _, note in run[2])
+
+
+def test_another_plan_is_refused_in_the_same_folder(run):
+    with pytest.raises(CheckpointError, match=r"sets 32 \(asked: 33\)"):
+        go(dataclasses.replace(PLAN, sets=33), run[0])
+    other = dataclasses.replace(BASE, dropout=0.2)
+    with pytest.raises(CheckpointError, match=r"dropout 0.1 \(asked: 0.2\)"):
+        go(dataclasses.replace(PLAN, base=other), run[0])
+
+
+def test_an_evaluation_of_other_lengths_is_refused(tmp_path):
+    plan = dataclasses.replace(PLAN, variants=("baseline",), sets=8)
+    go(plan, tmp_path)
+    (tmp_path / "result.json").unlink()
+    path = tmp_path / "checkpoints" / "baseline.baseline.0-2.measured.safetensors"
+    tensors, facts = read_checkpoint(path)
+    write_checkpoint(path, tensors, facts | {"lengths": [16, 32]})
+    with pytest.raises(CheckpointError, match=r"lengths \[16, 32\] \(asked: \[16, 64\]\)"):
+        go(plan, tmp_path)
+
+
+def test_a_damaged_checkpoint_is_one_line(tmp_path):
+    plan = dataclasses.replace(PLAN, variants=("baseline",), sets=8)
+    go(plan, tmp_path / "run")
+    (tmp_path / "run" / "result.json").unlink()
+    path = tmp_path / "run" / "checkpoints" / "baseline.0-2.safetensors"
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(CheckpointError, match="remove it"):
+        go(plan, tmp_path / "run")
+
+
+@pytest.fixture(scope="module")
+def trained():
+    training = dataclasses.replace(BASE, variant="layernorm", averages=("bema", "ema"))
+    return training, train(training)
+
+
+@pytest.mark.parametrize(
+    ("variant", "average"),
+    [
+        ("layernorm", None),
+        ("adaptive+layernorm", None),
+        ("layernorm+ema", "ema"),
+        ("layernorm+bema+adaptive", "bema"),
+    ],
+)
+def test_a_variant_has_the_weights_it_says_and_is_ready_for_tests(trained, variant, average):
+    training, stack = trained
+    network = as_variant(training, stack, variant)
+    expected = stack.network.state_dict() if average is None else stack.averages[average]
+    assert network.state_dict().keys() == expected.keys()
+    for name, weight in network.state_dict().items():
+        assert torch.equal(weight, expected[name])
+        assert weight.data_ptr() != expected[name].data_ptr()  # a copy
+    assert network.attention.softmax.cold == ("adaptive" in variant)
+    assert (network.variant, network.seeds) == (variant, (0, 1, 2))
+    assert not network.training
+
+
+def test_an_average_that_was_not_kept_is_refused(trained):
+    training, stack = trained
+    without = dataclasses.replace(stack, averages={})
+    with pytest.raises(CheckpointError, match=r"layernorm\+ema: its training kept no ema"):
+        as_variant(training, without, "layernorm+ema")
+
+
+def test_processes_share_out_all_pieces(monkeypatch):
+    pieces = dataclasses.replace(PLAN, base=dataclasses.replace(BASE, seeds=tuple(range(40))))
+    pieces = pieces.pieces()
+    names = []
+    for rank in range(4):
+        here = dataclasses.replace(runs.process(), rank=rank, n_processes=4)
+        monkeypatch.setattr(runs, "process", lambda here=here: here)
+        names += [piece.name for piece in runs._own(pieces)]
+    assert sorted(names) == sorted(piece.name for piece in pieces)
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_bits_of_one(tmp_path):
+    options = ["--steps", "60", "--seeds", "20", "--width", "16", "--lengths", "16,64"]
+    command = ["-m", "llmprobe", "train-synthetic", *options, "--sets", "16", "--quiet"]
+    two = ["-m", "torch.distributed.run", "--nproc_per_node", "2"]
+    for name, launcher in (("one", []), ("two", two)):
+        where = ["--output", str(tmp_path / name)]
+        done = subprocess.run(
+            [sys.executable, *launcher, *command, *where],
+            cwd=ROOT,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("saved: ") == 1
+    one, both = (load_result(tmp_path / name) for name in ("one", "two"))
+    for name in ("accuracy", "loss", "feature_variance", "top_weights"):
+        np.testing.assert_array_equal(getattr(one, name), getattr(both, name))
+
+
+@pytest.mark.slow
+def test_a_killed_run_ends_with_the_numbers_of_an_undisturbed_one(tmp_path):
+    options = ["--steps", "600", "--seeds", "2", "--lengths", "16,64", "--sets", "64"]
+    command = [sys.executable, "-m", "llmprobe", "train-synthetic", *options, "--quiet"]
+
+    def start(folder):
+        where = ["--output", str(tmp_path / folder)]
+        return subprocess.Popen([*command, *where], cwd=ROOT, stdout=subprocess.DEVNULL)
+
+    assert start("undisturbed").wait() == 0
+    kills = 0
+    for seconds in (6, 9, 12):
+        process = start("killed")
+        time.sleep(seconds)
+        kills += process.poll() is None
+        process.kill()
+        process.wait()
+    assert kills
+    assert start("killed").wait() == 0
+    whole, pieced = (load_result(tmp_path / name) for name in ("undisturbed", "killed"))
+    for name in ("accuracy", "loss", "feature_variance", "top_weights"):
+        np.testing.assert_array_equal(getattr(whole, name), getattr(pieced, name))
+    assert not list((tmp_path / "killed").rglob("*partial*"))
