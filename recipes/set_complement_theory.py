@@ -20,8 +20,8 @@ from llmprobe import balanced, load_synthetic, train_synthetic, wrong_mass
 NAME = "set_complement_theory"
 SCALES = {
     "quick": {"vocab": 5, "seeds": 4, "steps": 600, "sets": 64},
-    "desk": {"vocab": 8, "seeds": 16, "steps": 4000, "sets": 1024},
-    "paper": {"vocab": 16, "seeds": 32, "steps": 20_000, "sets": 8192},
+    "desk": {"vocab": 16, "seeds": 16, "steps": 4000, "sets": 1024},
+    "paper": {"vocab": 64, "seeds": 32, "steps": 20_000, "sets": 8192},
 }
 TRAINING = {"target": "exact", "train_lengths": "1..2", "learning_rate": 1e-2, "weight_decay": 0.0}
 

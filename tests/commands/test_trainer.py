@@ -69,6 +69,39 @@ BAD = {
     "device": (["--device", "gpu"], "auto, cpu"),
     "output": (["--output", "/proc/run"], "cannot be written"),
     "not a number": (["--seeds", "many"], "valid integer"),
+    "dropout": (["--variants", "dropout", "--dropout", 1], "less than 1"),
+    "dropout of none": (["--variants", "dropout", "--dropout", 0], "more than 0"),
+    "layers of one attention": (["--layers", 2], "not for argmax"),
+    "vocabulary of sets": (["--vocab", 8], "not for argmax"),
+    "target of sets": (["--target", "exact"], "not for argmax"),
+    "search of sets": (["--search", 8], "set-complement, othello"),
+}
+COMPLEMENT = ("--task", "set-complement", "--steps", 4, "--sets", 16, "--width", 8)
+BAD_CHOICES = {
+    "no vocabulary": ([*COMPLEMENT, "--vocab", 1], "2 to 1024 tokens"),
+    "vocabulary beyond reason": ([*COMPLEMENT, "--vocab", 10**6], "2 to 1024 tokens"),
+    "all tokens given": ([*COMPLEMENT, "--vocab", 8, "--lengths", 8], "1 to 7 tokens"),
+    "all trained": ([*COMPLEMENT, "--vocab", 8, "--train-lengths", "1..8"], "1 to 7 tokens"),
+    "part of sets": ([*COMPLEMENT, "--variants", "layernorm"], "mlp, prenorm"),
+    "target": ([*COMPLEMENT, "--target", "soft"], "sampled, exact"),
+    "no layers": ([*COMPLEMENT, "--layers", 0], "1 or more"),
+    "values": ([*COMPLEMENT, "--value-size", 0], "1 or more"),
+    "vocabulary of othello": (["--task", "othello", "--vocab", 8], "tokens of othello"),
+    "moves of othello": (["--task", "othello", "--lengths", 60], "1 to 59 tokens"),
+    "no search": (["--task", "set-complement", "--search", 0], "search: got 0"),
+    "width of a search": ([*COMPLEMENT, "--search", 4], "drawn by the search"),
+    "seeds of a search": (
+        ["--task", "set-complement", "--search", 4, "--seeds", 2],
+        "drawn by the search",
+    ),
+    "network of a search": (
+        ["--task", "set-complement", "--search", 4, "--variants", "baseline,mlp"],
+        "one network",
+    ),
+    "dropout of a search": (
+        ["--task", "set-complement", "--search", 4, "--variants", "dropout"],
+        "one network",
+    ),
 }
 
 
@@ -82,6 +115,40 @@ def test_bad_input_is_one_line_and_leaves_nothing(call, tmp_path, name):
     assert len(err.splitlines()) == 1
     assert words in err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", BAD_CHOICES)
+def test_bad_input_for_decoders_is_one_line_too(call, tmp_path, name):
+    wrong, words = BAD_CHOICES[name]
+    code, out, err = call("train-synthetic", *wrong, "--output", tmp_path / "run")
+    assert (code, out) == (1, "")
+    assert len(err.splitlines()) == 1
+    assert words in err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "words"),
+    [
+        ((*COMPLEMENT, "--vocab", 6), "legality", "slope of log gap"),
+        (("--task", "othello", "--steps", 2, "--sets", 4, "--width", 8), "legality", "moves"),
+        (("--task", "set-complement", "--vocab", 6, "--search", 2), "search", "Spearman"),
+    ],
+)
+def test_decoders_and_searches_print_tables_and_write_results(call, tmp_path, options, kind, words):
+    small = ("--steps", 4, "--sets", 16) if kind == "search" else ("--seeds", 2)
+    target = tmp_path / "run"
+    code, out, err = call("train-synthetic", *options, *small, "--output", target)
+    assert (code, err) == (0, "")
+    assert words in out
+    assert "note: " in out
+    assert {"result.json", f"{kind}.png", f"{kind}.pdf"} <= {p.name for p in target.iterdir()}
+    assert load_result(target).kind == kind
+    assert str(tmp_path) not in (target / "result.json").read_text()
+    document = json.loads(
+        call("train-synthetic", *options, *small, "--json", "--output", target)[1]
+    )
+    assert document["kind"] == kind
 
 
 def test_a_folder_of_another_configuration_is_refused_with_what_differs(call, tmp_path):

@@ -13,6 +13,7 @@ from llmprobe.synthetic.complement import (
     wrong_mass,
 )
 from llmprobe.synthetic.decoder import Decoder
+from llmprobe.synthetic.lab import load_synthetic, train_synthetic
 from llmprobe.synthetic.scoring import score
 from llmprobe.synthetic.tasks import ComplementTask
 
@@ -90,6 +91,23 @@ def test_the_closed_form_is_the_networks_own():
     logits = network(tokens).logits[0, -1].detach().numpy()
     weights = torch.softmax(seen["k_proj"] @ seen["q_proj"][-1] / 5**0.5, dim=0).numpy()
     np.testing.assert_allclose(logits, direct[2] + weights @ attended[[4, 0, 6, 2]], rtol=1e-12)
+
+
+def test_what_is_balanced_at_lengths_1_and_2_generalizes_and_its_gap_falls_as_2_over_s(tmp_path):
+    result = train_synthetic(
+        "set-complement",
+        "baseline",
+        **{"vocab": 8, "width": 7, "target": "exact", "train_lengths": "1..2", "seeds": 2},
+        **{"steps": 400, "batch": 32, "sets": 128, "learning_rate": 1e-2, "output": tmp_path},
+    )
+    for seed in result.seeds:
+        for balance in balanced(load_synthetic(tmp_path, seed=seed)):
+            assert balance.absent_spread < 0.01
+            assert balance.present_spread < 0.25
+    assert (result.illegal_top1 == 0).all()
+    gap, s = result.gap[0], np.array(result.lengths)
+    np.testing.assert_allclose(gap, 2 * gap[:, 1:2] / s, rtol=0.05)
+    assert result.gap_frame().slope[0] == pytest.approx(-1, abs=0.1)
 
 
 def test_balance_is_zero_for_the_construction_and_not_for_a_tilted_one():
