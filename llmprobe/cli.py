@@ -13,6 +13,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 import llmprobe
+from llmprobe.commands.listing import ls
 from llmprobe.commands.options import Debug, Json
 from llmprobe.commands.probes import attention, check, variance
 from llmprobe.commands.saved import compare, plot
@@ -67,9 +68,10 @@ _EXAMPLES: dict[Callable[..., None], str] = {
     check: "llmprobe check meta-llama/Llama-3.2-1B",
     variance: "llmprobe variance meta-llama/Llama-3.2-1B --lengths 16..16384",
     attention: "llmprobe attention builtin --layers all --lengths 16..512",
-    train_synthetic: "llmprobe train-synthetic --variants baseline,layernorm --seeds 8",
+    train_synthetic: "llmprobe train-synthetic --task othello --variants baseline,ema --seeds 8",
     plot: "llmprobe plot runs/variance-builtin --kind heads --format pdf",
     compare: "llmprobe compare runs/variance-a runs/variance-b",
+    ls: "llmprobe ls variants",
 }
 for _command, _example in _EXAMPLES.items():
     app.command(epilog=f"Example: {_example}")(_command)

@@ -32,12 +32,17 @@ Integers = NDArray[np.int64]
 
 def load_result(folder: str | os.PathLike[str]) -> Result:
     """Open a saved result of any kind; `ResultFormatError` says why where it cannot."""
-    # A kind is known once its module was imported; these live with the lab.
+    known_kinds()
+    return read_result(folder)
+
+
+def known_kinds() -> dict[str, type[Result]]:
+    """All kinds of results by name. A kind is known once its module was imported."""
     import llmprobe.synthetic.findings
     import llmprobe.synthetic.legality
     import llmprobe.synthetic.outcomes  # noqa: F401
 
-    return read_result(folder)
+    return dict(Result.kinds)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

@@ -25,11 +25,11 @@ ROWS = [
     {"preparing", "reports", "synthetic.search", "synthetic.runs"},
     {"probing", "dispersion", "synthetic.lab"},
     {"commands.options"},
-    {"commands.probes", "commands.saved", "commands.trainer"},
+    {"commands.probes", "commands.saved", "commands.trainer", "commands.listing"},
     {"cli"},
 ]
 """Lower rows first. A module imports from rows below its own, and `errors` from anywhere."""
-COMMANDS = {"cli", "commands.options", "commands.probes", "commands.saved", "commands.trainer"}
+COMMANDS = {"cli"} | {module for row in ROWS for module in row if module.startswith("commands.")}
 TORCH_FREE = {
     *{"errors", "lengths", "decay", "storage", "results", "kinds", "plots"},
     *{"synthetic.charts", "synthetic.legal_charts", "synthetic.search_charts"},

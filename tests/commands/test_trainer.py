@@ -1,10 +1,12 @@
 """`train-synthetic`."""
 
 import json
+import re
 
 import pytest
 
 from llmprobe import load_result
+from llmprobe.synthetic.search import RANGES
 
 SMALL = ("--steps", 20, "--seeds", 2, "--lengths", "16,32", "--sets", 16, "--width", 16)
 
@@ -168,3 +170,12 @@ def test_a_folder_of_something_else_is_left_alone(call, tmp_path):
         assert code == 1
         assert "holds no training" in err
     assert (tmp_path / "thesis.txt").read_text() == "my only copy"
+
+
+def test_the_help_names_the_ranges_that_a_search_draws_from(call):
+    text = " ".join(call("train-synthetic", "--help")[1].replace("│", " ").split())
+    drawn = text[text.index("learning rate 3") : text.index("--seeds")]
+    numbers = {float(n) for n in re.findall(r"\d+(?:\.\d+)?(?:e-\d+)?", drawn)}
+    for name, of in RANGES.items():
+        ends = of.of or of.ends
+        assert {min(ends), max(ends)} <= numbers, name

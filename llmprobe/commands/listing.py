@@ -1,0 +1,74 @@
+"""`ls`: the names that options accept, with a line for each."""
+
+import inspect
+import json
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from llmprobe.commands.options import Debug, Json
+
+
+def ls(
+    what: Annotated[str, typer.Argument(help="tasks, variants, prompts or kinds.")],
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """List tasks, variants, prompts, or kinds of results with their figures."""
+    if what not in _LISTS:
+        raise ValueError(f"ls: got {what!r}, accepted: {', '.join(_LISTS)}")
+    names = _LISTS[what]()
+    if as_json:
+        typer.echo(json.dumps(names))
+        return
+    width = max(map(len, names))
+    for name, meaning in names.items():
+        typer.echo(f"{name:<{width}}  {meaning}")
+
+
+def _tasks() -> dict[str, str]:
+    from llmprobe.synthetic.tasks import CHOICES, TASKS
+
+    kinds = {name: type(task) for name, task in TASKS.items()} | CHOICES
+    return {name: (inspect.getdoc(kind) or "").splitlines()[0] for name, kind in kinds.items()}
+
+
+def _variants() -> dict[str, str]:
+    from llmprobe.synthetic.decoder import DECODER_PARTS
+    from llmprobe.synthetic.network import PARTS
+
+    found = {"baseline": "the network without any part; a plus joins parts of different places"}
+    groups = {"argmax, dictionary": PARTS, "set-complement, othello": DECODER_PARTS}
+    for name in dict.fromkeys([*PARTS, *DECODER_PARTS]):
+        meanings: dict[str, list[str]] = {}
+        for tasks, parts in groups.items():
+            if name in parts:
+                part = parts[name]
+                meanings.setdefault(f"{part.place}: {part.description}", []).append(tasks)
+        found[name] = "; ".join(f"{m} ({', '.join(tasks)})" for m, tasks in meanings.items())
+    return found
+
+
+def _prompts() -> dict[str, str]:
+    from llmprobe.prompts import PROMPTS
+
+    return dict(PROMPTS)
+
+
+def _kinds() -> dict[str, str]:
+    from llmprobe.kinds import known_kinds
+
+    return {
+        f"{name}, {figure}": meaning
+        for name, kind in known_kinds().items()
+        for figure, meaning in kind.plots.items()
+    }
+
+
+_LISTS: dict[str, Callable[[], dict[str, str]]] = {
+    "tasks": _tasks,
+    "variants": _variants,
+    "prompts": _prompts,
+    "kinds": _kinds,
+}

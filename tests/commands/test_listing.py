@@ -1,0 +1,34 @@
+"""`ls`."""
+
+import json
+
+import pytest
+
+from llmprobe.kinds import known_kinds
+from llmprobe.prompts import PROMPTS
+from llmprobe.synthetic.decoder import DECODER_PARTS
+from llmprobe.synthetic.network import PARTS
+from llmprobe.synthetic.tasks import CHOICES, TASKS
+
+EXPECTED = {
+    "tasks": [*TASKS, *CHOICES],
+    "variants": ["baseline", *PARTS, *DECODER_PARTS],
+    "prompts": list(PROMPTS),
+    "kinds": [f"{name}, {plot}" for name, kind in known_kinds().items() for plot in kind.plots],
+}
+
+
+@pytest.mark.parametrize("what", EXPECTED)
+def test_every_name_has_a_line_that_says_what_it_is(call, what):
+    code, out, err = call("ls", what)
+    assert (code, err) == (0, "")
+    lines = dict(line.split("  ", 1) for line in out.splitlines())
+    assert list(lines) == list(dict.fromkeys(EXPECTED[what]))
+    assert all(meaning.strip() for meaning in lines.values())
+    assert json.loads(call("ls", what, "--json")[1]).keys() == lines.keys()
+
+
+def test_an_unknown_list_is_refused(call):
+    code, out, err = call("ls", "models")
+    assert (code, out) == (1, "")
+    assert "accepted: tasks, variants, prompts, kinds" in err
