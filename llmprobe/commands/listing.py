@@ -38,7 +38,10 @@ def _variants() -> dict[str, str]:
     from llmprobe.synthetic.decoder import DECODER_PARTS
     from llmprobe.synthetic.network import PARTS
 
-    found = {"baseline": "the network without any part; a plus joins parts of different places"}
+    found = {
+        "baseline": "the network without parts, for othello with mlp, prenorm and rotary; a plus "
+        "joins parts of different places"
+    }
     groups = {"argmax, dictionary": PARTS, "set-complement, othello": DECODER_PARTS}
     for name in dict.fromkeys([*PARTS, *DECODER_PARTS]):
         meanings: dict[str, list[str]] = {}

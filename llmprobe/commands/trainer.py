@@ -23,8 +23,9 @@ def train_synthetic(
             "parts: layernorm+ssmax. Of argmax and dictionary: a norm on the attention output "
             "(layernorm, standardize, rmsnorm, or headnorm on each head), dropout, instead of "
             "softmax ssmax, differential, normalized. Of set-complement and othello: mlp, prenorm, "
-            "postnorm, rotary or learned positions, dropout. At test time only: adaptive "
-            "(temperature; argmax and dictionary), ema, bema (averaged weights)."
+            "postnorm, rotary or learned positions, dropout; othello's baseline has mlp, prenorm "
+            "and rotary. At test time only: adaptive (temperature; argmax and dictionary), ema, "
+            "bema (averaged weights)."
         ),
     ] = None,
     preset: Annotated[
@@ -42,7 +43,9 @@ def train_synthetic(
             "1 - EMA decay 0.001..0.1, width 16, 32 or 64, 1 to 3 layers."
         ),
     ] = None,
-    seeds: Annotated[int | None, typer.Option(help="Networks of each variant.")] = None,
+    seeds: Annotated[
+        int | None, typer.Option(help="Networks of each variant; a search has one a setting.")
+    ] = None,
     first_seed: Annotated[int, typer.Option(help="The first seed; the others follow it.")] = 0,
     steps: Annotated[int | None, typer.Option(help="Training steps.")] = None,
     train_lengths: Annotated[
@@ -79,26 +82,36 @@ def train_synthetic(
         int | None,
         typer.Option(help="Of a head, for set-complement and othello; width / heads if not given."),
     ] = None,
-    batch: Annotated[int | None, typer.Option(help="Sets in a training step.")] = None,
+    batch: Annotated[
+        int | None, typer.Option(help="Sets or sequences of a seed in a training step.")
+    ] = None,
     learning_rate: Annotated[
-        float | None, typer.Option(help="Of AdamW; if not given 1e-3, 3e-3 or 2e-3, by task.")
+        float | None, typer.Option(help="Of AdamW; by task and preset if not given.")
     ] = None,
     weight_decay: Annotated[
         float | None, typer.Option(help="Of AdamW; if not given 1e-3, and 0.1 for othello.")
     ] = None,
     clip: Annotated[float, typer.Option(help="Largest norm of a gradient; 0: any.")] = 1.0,
     schedule: Annotated[
-        str, typer.Option(help="Of the learning rate: constant, or cosine (down to 0).")
-    ] = "cosine",
+        str | None,
+        typer.Option(
+            help="Of the learning rate: constant, or cosine (down to 0). If not given constant in "
+            "a search, else cosine."
+        ),
+    ] = None,
     warmup: Annotated[
         int | None,
-        typer.Option(help="Steps in which the learning rate rises; 0, for othello 200."),
+        typer.Option(
+            help="Steps in which the learning rate rises; if not given 0, and for othello 200 or a "
+            "tenth of the steps."
+        ),
     ] = None,
     dropout: Annotated[
         float | None, typer.Option(help="Rate of variants with dropout; 0.1 if not given.")
     ] = None,
     ema_decay: Annotated[
-        float | None, typer.Option(help="Decay of the average ema; 0.999 if not given.")
+        float | None,
+        typer.Option(help="Decay of the average ema; by preset, 0.99 or 0.999, if not given."),
     ] = None,
     device: Device = "auto",
     output: Annotated[

@@ -94,6 +94,7 @@ class Average:
 
     def __init__(self, averaging: Averaging) -> None:
         self.averaging = averaging
+        self._rates: dict[torch.device, Tensor] = {}
         self.start: dict[str, Tensor] = {}
         self.mean: dict[str, Tensor] = {}
 
@@ -109,7 +110,16 @@ class Average:
         rate = self.averaging.rate(t)
         with torch.no_grad():
             for name, mean in self.mean.items():
-                mean.lerp_(weights[name], _beside(rate, mean))
+                mean.lerp_(weights[name], self._beside(rate, mean))
+
+    def _beside(self, rate: float | tuple[float, ...], mean: Tensor) -> float | Tensor:
+        """Rates with the axes of a weight behind their own."""
+        if isinstance(rate, float):
+            return rate
+        # Moved to the device once: a copy for every weight and step would hold it up.
+        if mean.device not in self._rates:
+            self._rates[mean.device] = torch.tensor(rate, dtype=mean.dtype, device=mean.device)
+        return self._rates[mean.device].view(-1, *[1] * (mean.ndim - 1))
 
     def weights(self, step: int, weights: Weights) -> dict[str, Tensor]:
         """The average after `step` steps, where `weights` are the raw ones; those in a burn-in."""
@@ -134,10 +144,3 @@ class Average:
             into.update(
                 (k.removeprefix(part), w.clone()) for k, w in state.items() if k.startswith(part)
             )
-
-
-def _beside(rate: float | tuple[float, ...], mean: Tensor) -> float | Tensor:
-    """Rates with the axes of a weight behind their own."""
-    if isinstance(rate, float):
-        return rate
-    return torch.tensor(rate, dtype=mean.dtype, device=mean.device).view(-1, *[1] * (mean.ndim - 1))

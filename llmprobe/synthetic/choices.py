@@ -6,7 +6,6 @@ taken against the token that came (`sampled`), as with any text, or against the 
 it came from (`exact`), which has the same mean and none of the noise.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,16 +18,16 @@ from llmprobe.results import Result
 from llmprobe.runtime import torch_generator
 from llmprobe.synthetic.decoder import DECODER_PARTS, Decoder
 from llmprobe.synthetic.layers import Drop, by_seed
-from llmprobe.synthetic.legality import LegalityResult
+from llmprobe.synthetic.legality import TARGETS, LegalityResult
 from llmprobe.synthetic.planning import Advance, Done, Numbers, Plan
 from llmprobe.synthetic.scoring import SCORES, digest_test_sequences, score
 from llmprobe.synthetic.tasks import Choice, find_choice
 from llmprobe.synthetic.training import Batch, Training, seed_generators, steps_of
 from llmprobe.synthetic.variants import BASELINE, Parts
 
-TARGETS = ("sampled", "exact")
 BASES = {"set-complement": {}, "othello": {"mlp": "mlp", "norm": "prenorm", "positions": "rotary"}}
-"""Parts of the baseline by their place: the minimal model has none, for Othello it is a GPT."""
+"""Parts of the baseline by their place: the minimal model has none, for Othello it is a GPT. Its
+positions are rotary: of learned ones, those beyond training would never have been trained."""
 DEFAULTS: dict[str, dict[str, Any]] = {
     "set-complement": {
         "variants": "baseline,dropout,ema,bema",
@@ -52,14 +51,15 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 }
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "set-complement": {
-        "quick": {"seeds": 8, "steps": 2000, "sets": 1024},
+        "quick": {"seeds": 8, "steps": 2000, "sets": 1024, "ema_decay": 0.99},
         "desk": {"seeds": 32, "steps": 10_000, "sets": 8192},
         "paper": {"seeds": 32, "steps": 100_000, "sets": 32_768},
     },
     "othello": {
-        "quick": {"seeds": 2, "steps": 1000, "sets": 512, "width": 32, "layers": 2, "heads": 2},
+        "quick": {"seeds": 2, "steps": 1000, "sets": 512, "ema_decay": 0.99}
+        | {"width": 32, "layers": 2, "heads": 2},
         "desk": {"seeds": 4, "steps": 7000, "sets": 4096, "width": 96, "layers": 4, "heads": 4},
-        "paper": {"seeds": 4, "steps": 250_000, "sets": 32_768, "batch": 4096, "warmup": 2000}
+        "paper": {"seeds": 4, "steps": 250_000, "sets": 32_768, "batch": 1024, "warmup": 2000}
         | {"width": 512, "layers": 8, "heads": 8, "learning_rate": 5e-4},
     },
 }
@@ -72,6 +72,8 @@ class ChoiceTraining(Training):
     parts: ClassVar[Parts] = DECODER_PARTS
 
     task: str = "set-complement"
+    shortest: int = 1
+    longest: int = 4
     vocab: int | None = None
     layers: int = 1
     value_size: int | None = None
@@ -86,22 +88,37 @@ class ChoiceTraining(Training):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise ValueError(f"{name}: got {value!r}, accepted: a whole number, 1 or more")
-        self.choice.check(self.longest)
+        self.choice.check(self.longest, "train_lengths")
+        if self.parse(self.variant).get("positions") == "rotary" and self.width // self.heads % 2:
+            raise ValueError(
+                f"width: got {self.width}, accepted for rotary positions: an even size for each of "
+                f"{self.heads} heads"
+            )
+
+    def parse(self, variant: str) -> dict[str, str]:
+        return BASES[self.task] | super().parse(variant)
+
+    @property
+    def activations(self) -> int:
+        return self.batch * self.longest * (self.layers * self.width + self.choice.vocab)
 
     @cached_property
     def choice(self) -> Choice:
         return find_choice(self.task, self.vocab)
 
     @cached_property
-    def hopeless(self) -> float:
-        """Most of the way from the best loss there is to that of guessing."""
-        tokens = self.choice.sample(64, self.longest, torch_generator(0, "best loss"))
-        n = self.choice.allowed(tokens)[:, self.shortest - 1 :].sum(dim=-1)
-        best = float(n[n > 0].log().mean())
-        return best + 0.9 * (math.log(self.choice.vocab) - best)
+    def _chance(self) -> float:
+        """The share of right answers of guessing."""
+        tokens = self.choice.sample(64, self.longest, torch_generator(0, "chance"))
+        allowed = self.choice.allowed(tokens)[:, self.shortest - 1 :]
+        return float(allowed[allowed.any(dim=-1)].float().mean())
+
+    def has_learned(self, loss: Tensor, right: Tensor) -> Tensor:
+        # By answers, not by loss: with many right ones the best loss is next to that of guessing.
+        return right > self._chance + 0.05 * (1 - self._chance)
 
     def new_network(self, variant: str | None = None) -> Decoder:
-        parts = BASES[self.task] | self.parse(variant or self.variant)
+        parts = self.parse(variant or self.variant)
         return Decoder(
             self.choice.vocab,
             "+".join(parts.values()) or BASELINE,
@@ -138,7 +155,7 @@ class ChoiceTraining(Training):
         else:
             loss = -logp.gather(-1, tokens[:, self.shortest :, None])[..., 0]
         hits = allowed.gather(-1, logits.argmax(dim=-1, keepdim=True))[..., 0]
-        n_live = self._sum(live)
+        n_live = self._sum(live).clamp(min=1)  # all games of a small batch may have ended
         return self._sum(loss * live) / n_live, self._sum(hits & live) / n_live
 
     def _sum(self, x: Tensor) -> Tensor:

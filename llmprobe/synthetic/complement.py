@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from llmprobe.synthetic.decoder import Decoder
-from llmprobe.synthetic.variants import BASELINE
+from llmprobe.synthetic.decoder import DECODER_PARTS, Decoder
+from llmprobe.synthetic.variants import parse_variant
 
 _SMALL = 2.0**-30
 """Size of B in the construction. With width v - 1 it cannot be 0: U must have full row rank for D,
@@ -66,6 +66,8 @@ def balanced(network: Decoder) -> tuple[Balance, Balance]:
     """How balanced a minimal model's displacement is at lengths 1 and 2, over all their inputs."""
     _check_minimal(network)
     vocab = network.embedding.num_embeddings
+    if vocab < 3:
+        raise ValueError(f"vocab: got {vocab}, accepted: 3 or more, so that two leave one absent")
     single = torch.arange(vocab)[:, None]
     pairs = torch.cartesian_prod(single[:, 0], single[:, 0])
     found = (_balance(network, tokens) for tokens in (single, pairs[pairs[:, 0] != pairs[:, 1]]))
@@ -76,14 +78,15 @@ def balanced(network: Decoder) -> tuple[Balance, Balance]:
 def _balance(network: Decoder, tokens: torch.Tensor) -> Balance:
     with torch.inference_mode():
         device = network.embedding.weight.device
-        logits = network(tokens.to(device)).logits[:, -1].double().cpu()
+        logits = network(tokens.to(device)).logits[:, -1].cpu().double()
     present = torch.zeros_like(logits, dtype=torch.bool).scatter(1, tokens, True)
     n = (~present).sum(dim=1, keepdim=True)
     mean = (logits * ~present).sum(dim=1, keepdim=True) / n
     below = mean - logits
     gap = float(below[present].mean())
     spreads = (below[~present].square().mean().sqrt(), below[present].std(correction=0))
-    return Balance(tokens.shape[1], gap, *(float(spread) / abs(gap) for spread in spreads))
+    relative = (float(spread) / abs(gap) if gap else np.nan for spread in spreads)
+    return Balance(tokens.shape[1], gap, *relative)
 
 
 def solve_complement(vocab: int, r: float = 64.0) -> Decoder:
@@ -128,8 +131,9 @@ def _check_minimal(network: Decoder) -> None:
     """Refuse what has no such closed form."""
     attention = network.layers[0].attention
     shape = (len(network.seeds), len(network.layers), attention.num_heads)
-    if network.variant != BASELINE or shape != (1, 1, 1):
+    more = {"mlp", "norm", "positions"} & set(parse_variant(network.variant, DECODER_PARTS))
+    if more or shape != (1, 1, 1):
         raise ValueError(
             f"network: got {network.variant} with {shape[0]} seeds, {shape[1]} layers and "
-            f"{shape[2]} heads, accepted: the minimal model, baseline with one of each"
+            f"{shape[2]} heads, accepted: the minimal model, attention alone with one of each"
         )

@@ -181,6 +181,10 @@ class Decoder(nn.Module):
                 f"input_ids: got {len(input_ids)} sequences, accepted: as many for each of the "
                 f"{len(self.seeds)} seeds; member(0) is one seed"
             )
+        vocab = self.embedding.num_embeddings
+        # On another device the question would hold up the queue.
+        if input_ids.device.type == "cpu" and not 0 <= input_ids.min() <= input_ids.max() < vocab:
+            raise ValueError(f"input_ids: got tokens that are not of the {vocab}, 0 to {vocab - 1}")
         x = self.embedding(input_ids)
         if self.positions is not None:
             if input_ids.shape[1] > self.positions.num_embeddings:

@@ -42,10 +42,10 @@ _TWINS = ("without dropout", "with dropout")
 _RATIOS = ("kl", "illegal_mass")
 """Compared by ratios; the others by differences, since they can be 0."""
 _MIN_SETTINGS = 6
-"""With fewer, Wilcoxon's test cannot reach 5 %."""
+"""With fewer, Wilcoxon's test cannot reach 5 %; with fewer than 9, not after Holm's correction."""
 _RESAMPLES = 2000
 _ROUNDING = 1e-5
-"""Sums of probabilities in single precision end this close to where they should."""
+"""Sums of probabilities end at least this close to where they should."""
 _DECIMALS = 12
 """Of differences, so that those which differ only by rounding are ties."""
 
@@ -277,6 +277,7 @@ class SearchResult(Result, kind="search"):
         return ordered.head(n).reset_index(drop=True)
 
     def headline(self) -> str:
+        unit = "moves" if self.task == "othello" else "tokens"
         n, effects = len(self.seeds), self.effect_frame()
         shown = effects[effects["where"].isin([f"{WEIGHTS[0]} weights", _TWINS[0]])]
         found = [
@@ -287,7 +288,7 @@ class SearchResult(Result, kind="search"):
         ]
         return (
             f"{self.kind} {self.task}: {n} setting{'s' * (n > 1)}, {self.lengths[0]}.."
-            f"{self.lengths[-1]} tokens (trained to {self.train_lengths[1]}), {self.steps} steps; "
+            f"{self.lengths[-1]} {unit} (trained to {self.train_lengths[1]}), {self.steps} steps; "
             f"KL {self.region}: {', '.join(found)}"
         )
 
@@ -297,7 +298,8 @@ class SearchResult(Result, kind="search"):
         is_dropout = effects.effect == "dropout"
         n = sorted({effects.n_settings.min(), effects.n_settings.max()})
         return (
-            f"“Dropout helps” was {_verdicts(effects[is_dropout])}. "
+            f"With a {self.schedule} learning rate, “dropout helps” was "
+            f"{_verdicts(effects[is_dropout])}. "
             f"“Averaging helps” was {_verdicts(effects[~is_dropout])}. "
             f"Confirmed means that the 95 % interval of the ratio of KL {self.region} over "
             f"settings (n = {' to '.join(map(str, n))}) lies below 1 and Wilcoxon's test is "

@@ -33,6 +33,8 @@ from llmprobe.synthetic.workspace import first_variant
 
 _SEARCHED = {"set-complement": "mlp+prenorm", "othello": "baseline"}
 """Networks of which a search has the settings, where none is named."""
+_OTHERS = {"task", "preset", "search", "first_seed", "device", "output", "overwrite", "watch"}
+"""Arguments that are no setting of a training or a test."""
 _MOST = 1_000_000
 """Seeds or sets: more are a slip of the hand."""
 
@@ -59,7 +61,7 @@ def train_synthetic(
     learning_rate: float | None = None,
     weight_decay: float | None = None,
     clip: float = 1.0,
-    schedule: str = "cosine",
+    schedule: str | None = None,
     warmup: int | None = None,
     dropout: float | None = None,
     ema_decay: float | None = None,
@@ -83,8 +85,8 @@ def train_synthetic(
     With an `output` folder the run is kept there piece by piece, and the same call goes on where it
     was stopped. `watch` is told what is under way, how much of it is done, of how much, and a note.
     """
-    others = ("task", "preset", "search", "first_seed", "device", "output", "overwrite", "watch")
-    given = {k: v for k, v in locals().items() if v is not None and k not in (*others, "others")}
+    arguments = dict(locals())
+    given = {k: v for k, v in arguments.items() if k not in _OTHERS and v is not None}
     plan = make_plan(task, given, preset=preset, search=search, first_seed=first_seed)
     folder = None if output is None else Path(output)
     return run_plan(plan, resolve_device(device), folder, overwrite=overwrite, watch=watch)
@@ -104,13 +106,14 @@ def make_plan(
     defaults = choices.DEFAULTS[task] if several else set_tasks.DEFAULTS
     if preset not in presets:
         raise ValueError(f"preset: got {preset!r}, accepted: {', '.join(presets)}")
-    chosen = {**defaults, **presets[preset], **given}
+    chosen = {"schedule": "cosine", **defaults, **presets[preset], **given}
     if "warmup" not in given:  # a short run has no room for the whole of it
         chosen["warmup"] = min(chosen.get("warmup", 0), int(chosen["steps"]) // 10)
     if search is not None:
         drawn = ("seeds", "width", "layers", "learning_rate", "dropout", "ema_decay")
         _refuse(given, drawn, "is drawn by the search; leave it out")
-        chosen |= {"seeds": search, "variants": given.get("variants", _SEARCHED[task])}
+        # A rate that falls to nothing would leave no noise for an average to take away.
+        chosen |= {"schedule": "constant", "variants": _SEARCHED[task], "seeds": search, **given}
     for name in ("seeds", "sets"):
         if not isinstance(chosen[name], int) or not 1 <= chosen[name] <= _MOST:
             named = "search" if search is not None and name == "seeds" else name
@@ -119,11 +122,22 @@ def make_plan(
         raise ValueError(
             "dropout: got 0, accepted: more than 0; variants without the part have none"
         )
-    if first_seed < 0:
+    if not isinstance(first_seed, int) or first_seed < 0:
         raise ValueError(f"first_seed: got {first_seed}, accepted: 0 or more")
     chosen["seeds"] = tuple(range(first_seed, first_seed + chosen["seeds"]))
-    chosen["shortest"], chosen["longest"] = _train_lengths(chosen.pop("train_lengths"))
-    return _choice_plan(task, chosen, search) if several else _set_plan(task, chosen)
+    shortest, longest = _train_lengths(chosen.pop("train_lengths"))
+    if several and "train_lengths" not in given:
+        longest = min(longest, find_choice(task, chosen.get("vocab")).longest)
+    chosen |= {"shortest": shortest, "longest": longest}
+    plan = _choice_plan(task, chosen, search) if several else _set_plan(task, chosen)
+    # Every training is made, which refuses what it cannot be, before any is begun.
+    trainings = [piece.training for piece in plan.pieces()]
+    used = {place for training in trainings for place in training.parse(training.variant)}
+    if "dropout" in given and "dropout" not in used:
+        raise ValueError(f"dropout: got {given['dropout']}, but no variant has dropout; name one")
+    if "ema_decay" in given and "ema" not in {plan.average_of(name) for name in plan.variants}:
+        raise ValueError(f"ema_decay: got {given['ema_decay']}, but no variant has ema; name one")
+    return plan
 
 
 def _set_plan(task: str, chosen: dict[str, Any]) -> Plan:
@@ -140,7 +154,7 @@ def _choice_plan(task: str, chosen: dict[str, Any], search: int | None) -> Plan:
     choice = find_choice(task, chosen.get("vocab"))
     asked = chosen.pop("lengths", None)
     lengths = tuple(range(1, choice.longest + 1)) if asked is None else parse_lengths(asked)
-    choice.check(lengths[-1])
+    choice.check(lengths[-1], "lengths")
     base = ChoiceTraining(task=task, **chosen)
     names = _variants(names, base)
     if search is None:
@@ -220,8 +234,10 @@ def _variants(variants: str | Sequence[str], training: Training) -> tuple[str, .
     return names
 
 
-def _train_lengths(text: str | tuple[int, int]) -> tuple[int, int]:
-    if isinstance(text, str):
+def _train_lengths(text: str | int | tuple[int, int]) -> tuple[int, int]:
+    if isinstance(text, int):
+        bounds = (text, text)
+    elif isinstance(text, str):
         match = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", text.replace(" ", ""))
         bounds = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     else:

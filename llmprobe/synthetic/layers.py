@@ -118,13 +118,19 @@ class SeedDropout:
         shape = by_seed(x, len(self.rates)).shape[1:]
         kept = torch.stack(
             [
-                torch.empty(shape).bernoulli_(1 - rate, generator=generator).div_(1 - rate)
-                if rate
-                else torch.ones(shape)
+                _kept(shape, rate, generator)
                 for rate, generator in zip(self.rates, self.generators, strict=True)
             ]
         )
         return x * kept.flatten(0, 1).to(x)
+
+
+def _kept(shape: torch.Size, rate: float, generator: torch.Generator) -> Tensor:
+    """What each feature is multiplied by: 0, or so much that the mean stays."""
+    if not rate:  # half of a search's trainings
+        return torch.ones(shape, device=generator.device)
+    drawn = torch.empty(shape, device=generator.device).bernoulli_(1 - rate, generator=generator)
+    return drawn.div_(1 - rate)
 
 
 def _beside(parameter: Tensor, x: Tensor) -> Tensor:

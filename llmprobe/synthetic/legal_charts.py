@@ -70,14 +70,15 @@ def draw_gap(
     given: str,
     train_lengths: tuple[int, int],
     n_sequences: Sequence[int],
+    guide: bool = True,
     ax: Axes | None = None,
 ) -> Axes:
-    """The gap between logits against length, log-log, beside a line that falls as 1/length."""
+    """The gap between logits against length, log-log; `guide`: beside a line of slope −1."""
     with styled_axes(ax, height=_height(summary)) as ax:
         _draw_variants(summary, ax, train_lengths)
         first = summary[summary.variant == summary.variant.iloc[0]]
         first = first[first["mean"] > 0]
-        if len(first) > 1:
+        if guide and len(first) > 1:
             line = first["mean"].iloc[0] * first.length.iloc[0] / first.length
             # On top: theory and data may agree.
             ax.plot(first.length, line, color="0.6", lw=1.2, ls=":", label="slope −1", zorder=3)

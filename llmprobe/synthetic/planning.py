@@ -23,8 +23,8 @@ from llmprobe.synthetic.variants import trained_as
 
 STACK = 16
 """Seeds that are trained as one computation; more gain nothing on a CPU."""
-_WIDE = 2048
-"""Widths of a stack together: wide networks fill a processor by themselves."""
+_WIDE, _ACTIVATIONS = 2048, 2**27
+"""Widths and activations of a stack together: large networks fill a processor by themselves."""
 Numbers = dict[str, NDArray[Any]]
 Advance = Callable[[int, str], object]
 
@@ -72,7 +72,7 @@ class Plan(ABC):
         trainings: dict[str, list[str]] = {}
         for variant in self.variants:
             trainings.setdefault(trained_as(variant, self.base.parts), []).append(variant)
-        size = stack_size(self.base.width)
+        size = stack_size(self.base)
         return [
             self._piece(trained, served, self.base.seeds[start : start + size])
             for start in range(0, len(self.base.seeds), size)
@@ -156,7 +156,7 @@ class Plan(ABC):
                 "fewer than 8 seeds decide little here: seeds differ by more than most variants "
                 "do; use 32 or more for a claim"
             )
-        left = max(self.base.each("ema_decay")) ** self.base.steps
+        left = initial_share(self.base)
         if left > 0.01 and "ema" in {self.average_of(variant) for variant in self.variants}:
             yield (
                 f"the average ema still has {left:.0%} of the initial weights in it; train longer "
@@ -164,6 +164,12 @@ class Plan(ABC):
             )
 
 
-def stack_size(width: int) -> int:
-    """Seeds that are trained as one computation, for networks of this width."""
-    return max(1, min(STACK, _WIDE // width))
+def initial_share(training: Training) -> float:
+    """What the EMA still has of the initial weights, at the most."""
+    return float(max(training.each("ema_decay")) ** training.steps)
+
+
+def stack_size(training: Training) -> int:
+    """Seeds that are trained as one computation."""
+    room = min(_WIDE // training.width, _ACTIVATIONS // training.activations)
+    return max(1, min(STACK, room))

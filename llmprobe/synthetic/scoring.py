@@ -53,13 +53,14 @@ def score(
             for some in tokens.to(device).split(max(size, 1)):
                 allowed = task.allowed(some)[:, at]
                 logits = network(some[:, :-1].repeat(seeds, 1)).logits[:, at]
+                logits, allowed = logits.cpu(), allowed.cpu()  # float64 is not everywhere
                 found = _score(by_seed(logits, seeds), allowed)
                 live = allowed.any(dim=-1)
                 # Where a sequence has ended there is nothing to score, whatever came out.
-                totals += torch.where(live, found, 0).sum(dim=2).cpu()
-                counts += live.sum(dim=0).cpu()
+                totals += torch.where(live, found, 0).sum(dim=2)
+                counts += live.sum(dim=0)
                 share = (~allowed).double().mean(dim=-1)
-                guessed += torch.where(live, share, 0).sum(dim=0).cpu()
+                guessed += torch.where(live, share, 0).sum(dim=0)
                 advance(len(some))
     means = (totals / counts).numpy()
     return {name: means[i] for i, name in enumerate(SCORES)} | {
@@ -70,8 +71,7 @@ def score(
 
 def _score(logits: Tensor, allowed: Tensor) -> Tensor:
     """(seeds, n, lengths, vocab) and (n, lengths, vocab) to (scores, seeds, n, lengths)."""
-    logits = (logits.cpu() if logits.device.type == "mps" else logits).double()
-    allowed = allowed.to(logits.device)
+    logits = logits.double()
     logp = logits.log_softmax(dim=-1)
     n = allowed.sum(dim=-1).double()
     illegal = (logp.exp() * ~allowed).sum(dim=-1)
@@ -86,7 +86,10 @@ def _score(logits: Tensor, allowed: Tensor) -> Tensor:
 
 
 def draw_test_sequences(task: Choice, length: int, n: int) -> Iterator[Tensor]:
-    """Tokens of test sequences, which no training meets."""
+    """Tokens of test sequences, from a stream that no training draws from.
+
+    Short ones occur in training all the same: there are few of them.
+    """
     for block, start in enumerate(range(0, n, _DRAWN)):
         generator = torch_generator(0, "test sequences", task.name, task.vocab, block)
         # As long as they can be, so that a sequence is the same whatever lengths are asked for.

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from llmprobe.runtime import numpy_generator
 from llmprobe.synthetic.choices import ChoicePlan
-from llmprobe.synthetic.findings import SearchResult
-from llmprobe.synthetic.planning import STACK, Done, Piece
+from llmprobe.synthetic.findings import WEIGHTS, SearchResult
+from llmprobe.synthetic.planning import STACK, Done, Piece, initial_share
 from llmprobe.synthetic.scoring import SCORES, digest_test_sequences
 
 
@@ -44,7 +44,6 @@ RANGES = {
     "width": Range("16, 32 or 64", of=(16, 32, 64)),
     "depth": Range("1, 2 or 3 layers", of=(1, 2, 3)),
 }
-WEIGHTS = ("raw", "ema", "bema")
 
 
 class Setting(NamedTuple):
@@ -154,5 +153,11 @@ class SearchPlan(ChoicePlan):
             bad = [s for s, d in zip(self.base.seeds, diverged[:, on], strict=True) if d >= 0]
             if bad:
                 yield f"{word} dropout, settings diverged or learned nothing: {bad}"
+        old = sum(initial_share(piece.training) > 0.01 for piece in self.pieces())
+        if old:
+            yield (
+                f"in {old} of {len(self.pieces())} groups an average ema still has more than 1 % "
+                "of the initial weights in it; train longer"
+            )
         if len(self.base.seeds) < 16:
             yield "fewer than 16 settings decide little; use 64 or more for a claim"

@@ -49,9 +49,8 @@ class SetTraining(Training):
     def parse(self, variant: str) -> dict[str, str]:
         return parse_set_variant(variant)
 
-    @property
-    def hopeless(self) -> float:
-        return 0.98 * math.log(N_CLASSES)  # that of guessing, less what it scatters by
+    def has_learned(self, loss: Tensor, right: Tensor) -> Tensor:
+        return loss <= 0.98 * math.log(N_CLASSES)  # that of guessing, less what it scatters by
 
     def new_network(self, variant: str | None = None) -> SetNetwork:
         return SetNetwork(

@@ -13,7 +13,7 @@ from rich.text import Text
 from llmprobe.plots import spread
 from llmprobe.results import Result
 from llmprobe.synthetic.findings import SearchResult
-from llmprobe.synthetic.legality import LegalityResult
+from llmprobe.synthetic.legality import METRICS, LegalityResult
 from llmprobe.synthetic.outcomes import SyntheticResult
 
 _MAX_LENGTHS = 12
@@ -139,7 +139,8 @@ def legality_table(result: LegalityResult) -> Group:
         guess = 100 * result.uniform_mass[result.lengths.index(length)]
         row = (cells[variant, length] for variant in result.variants)
         by_length.add_row(f"{length}", *row, f"{guess:.0f}")
-    n, sequences = _count(f"{len(result.seeds)}", "seed"), _range(result.n_sequences)
+    n = _count(_range(result.summary_frame().n_seeds), "seed")
+    sequences = _range(result.n_sequences)
     about = Text(
         f"mean ± standard deviation over {n}; {sequences} sequences, the same for all seeds; "
         f"trained on {result.train_lengths[0]} to {result.train_lengths[1]} given",
@@ -157,23 +158,25 @@ def _beyond(frame: pd.DataFrame, result: LegalityResult) -> Table:
     """A row for each metric and variant: its mean beyond training, paired with the first."""
     table = _titled(
         f"beyond training (more than {result.train_lengths[1]} given): mean over "
-        f"{_range(frame.n_lengths)} lengths, then over seeds; paired differences to "
-        f"{result.variants[0]} with 95 % intervals"
+        f"{_count(_range(frame.n_lengths), 'length')}, then over seeds; paired differences to "
+        f"{result.variants[0]} with 95 % intervals and p, not corrected for their number"
     )
     for name in ("metric", "variant"):
         table.add_column(name, overflow="fold")
-    for name in ("mean", "difference", "95 % interval", "p"):
+    for name in ("mean", "difference", "95 % interval", "p", "seeds"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in frame.to_dict("records"):
+        share = 100 if row["metric"].startswith("illegal") else 1
         ends = {"low": row["difference_low"], "high": row["difference_high"]}
         compared = not np.isnan(row["difference"])
         table.add_row(
-            row["metric"],
+            METRICS[row["metric"]] + " (%)" * (share > 1),
             Text(row["variant"]),
-            f"{row['mean']:.4g}",
-            f"{row['difference']:+.3g}" if compared else "",
-            _interval(ends, "[{:+.3g}, {:+.3g}]") if compared else "",
+            f"{share * row['mean']:.4g}",
+            f"{share * row['difference']:+.3g}" if compared else "",
+            _interval(ends, "[{:+.3g}, {:+.3g}]", scale=share) if compared else "",
             _p(row["p"]) if compared else "",
+            f"{row['n_pairs'] if compared else row['n_seeds']}",
         )
     return table
 
@@ -211,7 +214,10 @@ def search_table(result: SearchResult) -> Group:
             f"{p} *" if row["significant"] else p,
             f"{row['n_settings']}",
         )
-    ranks = _titled("Spearman's rank correlation with KL, bootstrap interval over settings")
+    ranks = _titled(
+        "Spearman's rank correlation with KL, bootstrap interval over "
+        f"{_count(_range(result.correlation_frame().n_settings), 'setting')}"
+    )
     for name in ("parameter", "drawn from", "KL of"):
         ranks.add_column(name)
     for name in ("rho", "95 % interval", "p"):
@@ -219,7 +225,7 @@ def search_table(result: SearchResult) -> Group:
     for row in result.correlation_frame().to_dict("records"):
         drawn = Text(result.ranges[row["parameter"]])
         interval = _interval(row, "{:+.2f} to {:+.2f}")
-        rho = f"{row['rho']:+.2f}"
+        rho = "–" if np.isnan(row["rho"]) else f"{row['rho']:+.2f}"
         ranks.add_row(row["parameter"], drawn, row["outcome"], rho, interval, _p(row["p"]))
     return Group(effects, Text(), ranks, Text(), Text(result.reading()))
 

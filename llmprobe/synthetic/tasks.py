@@ -141,11 +141,11 @@ class Choice(ABC):
     longest: int
     """Most tokens that can be given, with one left to choose."""
 
-    def check(self, length: int) -> None:
-        """Refuse a length at which nothing can be asked."""
+    def check(self, length: int, name: str = "lengths") -> None:
+        """Refuse a length at which nothing can be asked; `name` is the argument it came by."""
         if not 1 <= length <= self.longest:
             raise ValueError(
-                f"length: got {length}, accepted for {self.name}: 1 to {self.longest} tokens"
+                f"{name}: got {length}, accepted for {self.name}: 1 to {self.longest} tokens"
             )
 
     @abstractmethod

@@ -124,9 +124,13 @@ class Training(ABC):
         return wanted == have
 
     @property
+    def activations(self) -> int:
+        """Numbers that a step of one seed keeps for its gradient, up to a factor."""
+        return self.batch * self.longest * self.width
+
     @abstractmethod
-    def hopeless(self) -> float:
-        """A loss above this has learned nothing: nearly that of guessing."""
+    def has_learned(self, loss: Tensor, right: Tensor) -> Tensor:
+        """By seed, whether the end of a training is better than guessing."""
 
     @abstractmethod
     def new_network(self, variant: str | None = None) -> Any:
@@ -152,7 +156,7 @@ class Trained:
     """Mean training loss of each block: (blocks, seeds)."""
     diverged: Tensor
     """By seed: −1, or the step at whose block the loss was not finite, or the last step where it
-    ended near the loss of guessing or above."""
+    ended no better than guessing."""
 
 
 Report = Callable[[int, Tensor, Tensor], object]
@@ -207,7 +211,7 @@ class _Run:
         training = self.training
         totals = torch.zeros(2, len(training.seeds), device=self.device)
         first = self.step
-        drop = _dropout(training, first // BLOCK)
+        drop = _dropout(training, first // BLOCK, self.device)
         for batch in training.batches(first // BLOCK):
             moved = tuple(x.to(self.device) for x in batch)
             totals += take_step(training, self.network, self.optimizer, moved, self.step, drop)
@@ -219,7 +223,7 @@ class _Run:
         self.losses = torch.cat([self.losses, loss[None]])
         bad = ~loss.isfinite()
         if self.step == training.steps:
-            bad |= loss > training.hopeless
+            bad |= ~training.has_learned(loss, accuracy)
         self.diverged = torch.where(bad & (self.diverged < 0), self.step, self.diverged)
         return loss, accuracy
 
@@ -276,15 +280,18 @@ def steps_of(training: Training, block: int) -> int:
     return min(BLOCK, training.steps - block * BLOCK)
 
 
-def seed_generators(training: Training, purpose: str, block: int) -> Sequence[torch.Generator]:
+def seed_generators(
+    training: Training, purpose: str, block: int, device: torch.device | str = "cpu"
+) -> Sequence[torch.Generator]:
     """A generator for each seed, that depends on it, the purpose and the block alone."""
-    return [torch_generator(seed, purpose, block) for seed in training.seeds]
+    return [torch_generator(seed, purpose, block, device=device) for seed in training.seeds]
 
 
-def _dropout(training: Training, block: int) -> Drop:
+def _dropout(training: Training, block: int, device: torch.device) -> Drop:
     if "dropout" not in training.parse(training.variant):
         return no_drop
-    return SeedDropout(training.each("dropout"), seed_generators(training, "dropout", block))
+    generators = seed_generators(training, "dropout", block, device)
+    return SeedDropout(training.each("dropout"), generators)
 
 
 def _prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -148,10 +148,12 @@ def test_a_length_at_which_nothing_is_left_is_refused(name):
     task.check(1)
     task.check(task.longest)
     for length in (task.longest + 1, 10**6, 0, -1):
-        with pytest.raises(ValueError, match=rf"^length: got {length}, .* 1 to {task.longest} tok"):
+        with pytest.raises(
+            ValueError, match=rf"^lengths: got {length}, .* 1 to {task.longest} tok"
+        ):
             task.check(length)
     vocab = task.vocab if name == "set-complement" else None
-    with pytest.raises(ValueError, match=rf"^length: got {task.longest + 1}, accepted .*tokens$"):
+    with pytest.raises(ValueError, match=rf"^train_lengths: got {task.longest + 1}, .*tokens$"):
         ChoiceTraining(task=name, vocab=vocab, longest=task.longest + 1, shortest=1, width=8)
 
 

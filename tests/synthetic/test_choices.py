@@ -218,13 +218,18 @@ def test_a_training_that_was_stopped_ends_with_the_same_bits(tmp_path, rates):
                 assert torch.equal(other.averages[kind][name], weight)
 
 
-def test_hopeless_lies_between_the_best_loss_and_guessing():
-    best = np.mean([math.log(6 - given) for given in (2, 3, 4)])
-    assert best < SMALL.hopeless < math.log(6)
-    assert SMALL.hopeless == pytest.approx(best + 0.9 * (math.log(6) - best))
-    assert 0 < OTHELLO.hopeless < math.log(61)
-    later = dataclasses.replace(OTHELLO, shortest=50)  # fewer moves are left there
-    assert 0 < later.hopeless < OTHELLO.hopeless
+def test_who_answers_no_better_than_by_guessing_has_not_learned():
+    chance = np.mean([(6 - given) / 6 for given in (2, 3, 4)])
+    right = torch.tensor([chance - 0.1, chance, chance + 0.1, 1.0, torch.nan])
+    assert SMALL.has_learned(torch.zeros(5), right).tolist() == [False, False, True, True, False]
+    few = torch.tensor([0.05, 0.3])  # of 61 tokens about ten are legal
+    assert OTHELLO.has_learned(torch.zeros(2), few).tolist() == [False, True]
+
+
+def test_a_batch_whose_games_have_all_ended_is_no_number_but_no_harm():
+    late = dataclasses.replace(OTHELLO, shortest=59, longest=59, batch=1, steps=50)
+    trained = train(late)
+    assert all(weight.isfinite().all() for weight in trained.network.parameters())
 
 
 def test_who_learned_nothing_is_named():
@@ -263,7 +268,7 @@ def test_every_preset_is_a_training(task):
         ({"layers": 1.5}, "layers: got 1.5, accepted: a whole number"),
         ({"value_size": 0}, "value_size: got 0, accepted: a whole number"),
         ({"vocab": 1}, "vocab: got 1, accepted: 2 to"),
-        ({"longest": 6}, "length: got 6, accepted for set-complement: 1 to 5 tokens"),
+        ({"longest": 6}, "train_lengths: got 6, accepted for set-complement: 1 to 5 tokens"),
         ({"heads": 3}, "heads: got 3, accepted: a divisor of the width, 8"),
         ({"task": "othello"}, "vocab: got 6, but the tokens of othello are given"),
     ],

@@ -132,6 +132,21 @@ def test_the_mass_is_that_of_a_softmax():
         assert wrong_mass(r, s, v) == pytest.approx(p[:s].sum())
 
 
+def test_averaged_weights_of_a_minimal_model_are_one():
+    for variant in ("ema", "bema", "dropout", "dropout+ema"):
+        first, second = balanced(Decoder(6, variant))
+        assert (first.length, second.length) == (1, 2)
+
+
+def test_without_a_gap_there_is_no_balance():
+    network = Decoder(6)
+    with torch.no_grad():
+        network.unembedding.weight.zero_()
+    assert all(np.isnan(balance.absent_spread) for balance in balanced(network))
+    with pytest.raises(ValueError, match="accepted: 3 or more"):
+        balanced(Decoder(2))
+
+
 @pytest.mark.parametrize(
     "network",
     [

@@ -226,6 +226,12 @@ def test_a_batch_that_the_seeds_cannot_share_is_refused():
         build(seeds=SEEDS)(draw(4))
 
 
+@pytest.mark.parametrize("token", [-1, VOCAB, 10**6])
+def test_a_token_that_is_none_is_refused(token):
+    with pytest.raises(ValueError, match=f"not of the {VOCAB}"):
+        build(seeds=SEEDS)(torch.full((3, 2), token))
+
+
 def test_more_tokens_than_learned_positions_are_refused():
     with pytest.raises(ValueError, match="got 11 tokens, accepted: up to the 10 learned"):
         build("learned")(torch.zeros(1, LENGTH + 5, dtype=torch.long))

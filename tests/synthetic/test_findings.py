@@ -200,7 +200,7 @@ def test_an_exact_effect_is_found_and_confirmed(result):
     np.testing.assert_allclose(effects[["low", "high"]].iloc[:3], 0.8)
     assert effects.helps.tolist() == [1] * 3 + [0.5] * 4
     assert effects.p.isna().tolist() == [False] * 3 + [True] * 4
-    assert "“Dropout helps” was confirmed for raw weights, ema weights and bema weights." in (
+    assert "“dropout helps” was confirmed for raw weights, ema weights and bema weights." in (
         exact.reading()
     )
     assert "dropout ×0.80 [0.80, 0.80], ema ×1.00 [1.00, 1.00]" in exact.headline()
@@ -211,7 +211,8 @@ def test_the_words_are_right_for_every_combination(result):
     for dropout, averaging in itertools.product(words, words):
         first, second, last = with_factor(result, dropout, averaging).reading().split(". ")
         assert first == (
-            f"“Dropout helps” was {words[dropout]} for raw weights, ema weights and bema weights"
+            "With a constant learning rate, "
+            f"“dropout helps” was {words[dropout]} for raw weights, ema weights and bema weights"
         )
         assert second == (
             f"“Averaging helps” was {words[averaging]} for ema without dropout, bema without "
@@ -378,6 +379,6 @@ def test_a_document_has_effects_correlations_words_and_no_nan(result):
     assert document["rows"][0]["kl"] is None
     assert [row["effect"] for row in document["effects"]] == [row[0] for row in ROWS]
     assert [row["parameter"] for row in document["correlations"]] == list(OUTCOMES)
-    assert document["reading"].startswith("“Dropout helps” was")
+    assert document["reading"].startswith("With a constant learning rate, “dropout helps” was")
     assert document["warnings"] == ["short training"]
     assert document["ranges"] == RANGES

@@ -150,11 +150,13 @@ def test_a_plan_is_the_preset_where_nothing_is_given(preset):
     assert plan.variants == ("baseline", "layernorm")
     assert plan.sets == PRESETS[preset]["sets"]
     assert plan.base.seeds == tuple(range(PRESETS[preset]["seeds"]))
-    expected = SetTraining(seeds=plan.base.seeds, steps=PRESETS[preset]["steps"])
+    steps = PRESETS[preset]["steps"]
+    expected = SetTraining(seeds=plan.base.seeds, steps=steps, schedule="cosine")
     assert plan.base == expected
-    given = plan_of(preset=preset, seeds=2, steps=7, lengths=[16], sets=5, warmup=3, dropout=0.2)
+    asked = {"seeds": 2, "steps": 7, "warmup": 3, "dropout": 0.2}
+    given = plan_of(preset=preset, variants="dropout", lengths=[16], sets=5, **asked)
     assert (given.lengths, given.sets) == ((16,), 5)
-    assert given.base == dataclasses.replace(expected, seeds=(0, 1), steps=7, warmup=3, dropout=0.2)
+    assert given.base == dataclasses.replace(expected, **asked | {"seeds": (0, 1)})
 
 
 def test_what_a_plan_is_given_is_what_it_has():
@@ -191,3 +193,33 @@ def test_what_a_plan_is_given_is_what_it_has():
 def test_what_cannot_be_planned_is_refused(wrong, words):
     with pytest.raises(ValueError, match=words):
         plan_of(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("task", "given", "words"),
+    [
+        ("argmax", {"dropout": 0.2}, "no variant has dropout"),
+        ("argmax", {"ema_decay": 0.9}, "no variant has ema"),
+        ("othello", {"variants": "baseline,mlp"}, "accepted: different ones"),
+        ("othello", {"variants": "rotary,baseline"}, "accepted: different ones"),
+        ("set-complement", {"variants": "baseline,rotary", "width": 15}, "an even size"),
+        ("set-complement", {"vocab": 4, "train_lengths": "1..4"}, "train_lengths: got 4"),
+        ("set-complement", {"vocab": 4, "lengths": "4"}, "lengths: got 4"),
+    ],
+)
+def test_what_would_fail_later_or_do_nothing_is_refused_at_once(task, given, words):
+    with pytest.raises(ValueError, match=words):
+        make_plan(task, given, preset="quick", search=None, first_seed=0)
+
+
+def test_a_search_refuses_a_shape_that_only_one_of_its_groups_has():
+    with pytest.raises(ValueError, match="an even size"):
+        make_plan("othello", {"heads": 16}, preset="quick", search=16, first_seed=0)
+
+
+def test_default_lengths_fit_a_small_vocabulary_and_a_search_has_a_constant_rate():
+    plan = make_plan("set-complement", {"vocab": 3}, preset="quick", search=None, first_seed=0)
+    assert (plan.base.longest, plan.base.schedule) == (2, "cosine")
+    search = make_plan("set-complement", {}, preset="quick", search=4, first_seed=0)
+    assert search.base.schedule == "constant"
+    assert len(search.base.seeds) == 4

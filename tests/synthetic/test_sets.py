@@ -1,7 +1,6 @@
 """Training on sets, and how pieces of it become a result."""
 
 import dataclasses
-import math
 
 import numpy as np
 import pytest
@@ -98,9 +97,10 @@ def test_losses_are_those_of_each_seeds_own_examples():
     assert not torch.equal(silent, loss)
 
 
-def test_a_loss_is_hopeless_where_it_is_that_of_guessing():
-    guess = F.cross_entropy(torch.zeros(4, 10), torch.arange(4)).item()
-    assert 0.9 * guess < SMALL.hopeless < guess == pytest.approx(math.log(10))
+def test_who_ends_with_the_loss_of_guessing_has_not_learned():
+    guess = F.cross_entropy(torch.zeros(4, 10), torch.arange(4))
+    losses = torch.stack([guess, 0.99 * guess, 0.9 * guess, torch.tensor(torch.nan)])
+    assert SMALL.has_learned(losses, losses).tolist() == [False, False, True, False]
 
 
 def test_a_new_network_is_that_of_the_training_or_of_another_variant_of_its_shape():

@@ -70,8 +70,14 @@ def test_a_decoder_has_a_row_a_length_and_its_means_beyond_training():
     assert row.split()[-1] == f"{100 * chance:.0f}"
     beyond = result.beyond_frame()
     for found in beyond[beyond.variant == result.variants[1]].to_dict("records"):
-        assert f"{found['difference']:+.3g}" in shown
-        assert f"[{found['difference_low']:+.3g}, {found['difference_high']:+.3g}]" in shown
+        share = 100 if found["metric"].startswith("illegal") else 1
+        low, high = share * found["difference_low"], share * found["difference_high"]
+        assert f"{share * found['difference']:+.3g}" in shown
+        assert f"[{low:+.3g}, {high:+.3g}]" in shown
+    spoiled = result.illegal_top1.copy()
+    spoiled[:, 2] = np.nan
+    fewer = text(tables.legality_table(dataclasses.replace(result, illegal_top1=spoiled)))
+    assert "mean ± standard deviation over 7 seeds" in fewer
     assert f"{result.gap_frame().slope[0]:+.3f}" in shown
     assert "mean ± standard deviation over 8 seeds" in shown
 
