@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow lint bench desk clean
+.PHONY: help demo test test-slow lint bench figures desk clean
 
 help:
 	@echo "make demo       set up .venv and run the main job"
@@ -12,7 +12,8 @@ help:
 	@echo "make test-slow  the tests that take longer"
 	@echo "make lint       ruff and mypy"
 	@echo "make bench      the benchmarks: ratios measured in one run"
-	@echo "make desk       train the lab's models of the README (hours on 2 cores; goes on if stopped)"
+	@echo "make figures    all recipes at their quick scale, into runs/figures (minutes, offline)"
+	@echo "make desk       the trainings behind figures/ (hours on 2 cores; goes on if stopped)"
 	@echo "make clean      remove .venv, runs/ and caches"
 
 # The stamp is newer than what it was made from, so a second run starts at once.
@@ -43,19 +44,33 @@ bench: $(READY)
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/games.py
 
-TRAIN := $(BIN)/llmprobe train-synthetic --preset desk
+# train_builtin_model makes a model and no figure, and needs three novels: see its --help.
+RECIPES := proposition_1 figure_1_llm_variance figure_2_feature_distributions \
+	figure_3_global_shift figure_4_attention_weights head_decay_map table_argmax \
+	table_dictionary table_ablation set_complement_theory set_complement_search othello_length
 
-desk: $(READY)
-	$(TRAIN) --schedule constant --output runs/argmax_constant
-	$(TRAIN) --variants baseline,layernorm,baseline+adaptive --output runs/argmax_cosine
-	$(TRAIN) --variants baseline,standardize,rmsnorm --seeds 16 --output runs/argmax_norms
-	$(TRAIN) --variants baseline,layernorm,headnorm --seeds 16 --heads 4 --output runs/argmax_heads
-	$(TRAIN) --task dictionary --output runs/dictionary
-	for run in argmax_constant argmax_cosine argmax_norms argmax_heads dictionary; do \
-		mkdir -p figures/$$run && cp runs/$$run/*.json runs/$$run/*.npz runs/$$run/*.p?? figures/$$run; \
-		rm figures/$$run/configuration.json; \
-		$(BIN)/llmprobe plot figures/$$run --kind shift; \
+figures: $(READY)
+	set -e; for recipe in $(RECIPES); do \
+		echo "== $$recipe"; $(BIN)/python recipes/$$recipe.py --scale quick --output runs/figures; \
 	done
+
+RECIPE := $(BIN)/python recipes
+
+# What needs a model of the hub is not here: figure_1_llm_variance, head_decay_map.
+desk: $(READY)
+	$(RECIPE)/table_argmax.py
+	$(RECIPE)/table_argmax.py --schedule constant
+	$(RECIPE)/table_dictionary.py
+	$(RECIPE)/table_ablation.py
+	$(RECIPE)/figure_2_feature_distributions.py
+	$(RECIPE)/figure_3_global_shift.py
+	$(RECIPE)/figure_4_attention_weights.py
+	$(RECIPE)/proposition_1.py
+	$(RECIPE)/set_complement_theory.py
+	$(RECIPE)/set_complement_search.py
+	$(RECIPE)/set_complement_search.py --network attention
+	$(RECIPE)/othello_length.py
+	$(RECIPE)/othello_length.py --schedule cosine
 
 clean:
 	rm -rf .venv runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from itertools import cycle
 from typing import Any
 
+import matplotlib
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -327,3 +328,6 @@ def styled_axes(
             )
             ax = grid.ravel() if panels else grid
         yield ax
+        # A notebook's backend turns this on with the first figure, inside the context.
+        interactive = plt.isinteractive()
+    matplotlib.interactive(interactive)

@@ -86,7 +86,7 @@ class Result(ABC):
     """Names the class in `result.json`: `class VarianceResult(Result, kind="variance")`."""
     kinds: ClassVar[dict[str, type["Result"]]] = {}
     plots: ClassVar[dict[str, str]]
-    """Names of the figures and what each shows; the first is the default."""
+    """Names of the figures and what each shows."""
 
     provenance: Provenance
 
@@ -102,6 +102,11 @@ class Result(ABC):
                 frozen = value.copy()
                 frozen.setflags(write=False)
                 object.__setattr__(self, field.name, frozen)
+
+    @property
+    def default_plot(self) -> str:
+        """The figure that answers the main question."""
+        return next(iter(self.plots))
 
     @abstractmethod
     def to_frame(self) -> "pd.DataFrame":
@@ -120,7 +125,7 @@ class Result(ABC):
 
         Gives the Axes, or an array of them where the figure has several panels.
         """
-        kind = next(iter(self.plots)) if kind is None else kind
+        kind = self.default_plot if kind is None else kind
         if kind not in self.plots:
             raise ValueError(f"plot: got kind {kind!r}, accepted: {', '.join(self.plots)}")
         return self._draw(kind, ax)

@@ -61,3 +61,19 @@ def test_many_series_get_colors_of_their_own():
     ax = make_variance_result(n_heads=10).plot()
     drawn = [line for label, line in lines(ax).items() if str(label).startswith("layer")]
     assert len({line.get_color() for line in drawn}) == 20
+
+
+def test_a_figure_leaves_a_notebook_interactive(variance_result, monkeypatch):
+    """The inline backend switches to interactive while the first figure is made."""
+    made = plt.subplots
+
+    def switching(*arguments, **options):
+        plt.ion()
+        return made(*arguments, **options)
+
+    monkeypatch.setattr(plt, "subplots", switching)
+    try:
+        variance_result.plot()
+        assert plt.isinteractive()
+    finally:
+        plt.ioff()

@@ -2,13 +2,15 @@
 
 import ast
 import importlib.util
+import re
 import subprocess
 import sys
 
 import pytest
 from conftest import ROOT
 
-from llmprobe import load_model
+import llmprobe
+from llmprobe import load_model, load_result
 
 RECIPES = sorted((ROOT / "recipes").glob("*.py"))
 BOOKS = ROOT.parent / "shared" / "data" / "gutenberg"
@@ -21,6 +23,48 @@ def test_a_recipe_is_short_and_states_question_expectation_and_finding(recipe):
     assert text.count("\n") <= 120
     docstring = ast.get_docstring(ast.parse(text))
     assert all(word in docstring for word in ("Question:", "Expected:", "Measured:"))
+
+
+def test_every_recipe_that_draws_is_made_by_one_target():
+    makefile = (ROOT / "Makefile").read_text()
+    named = re.search(r"^RECIPES := ((?:.*\\\n)*.*)$", makefile, re.MULTILINE)[1]
+    names = {path.stem for path in RECIPES} - {"train_builtin_model"}
+    assert set(named.replace("\\", " ").split()) == names
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_a_recipe_uses_public_names_only(recipe):
+    for node in ast.walk(ast.parse(recipe.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] == "llmprobe":
+            assert node.module == "llmprobe"
+            assert {alias.name for alias in node.names} <= set(llmprobe.__all__)
+        if isinstance(node, ast.Import):
+            assert not [a.name for a in node.names if a.name.startswith("llmprobe.")]
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_a_recipe_has_its_figure_with_the_saved_result(recipe):
+    if recipe.stem == "train_builtin_model":
+        return
+    figures = ROOT / "figures"
+    assert list(figures.glob(f"{recipe.stem}*.png"))
+    assert list(figures.glob(f"{recipe.stem}*.pdf"))
+    for folder in {path.parent for path in figures.glob(f"{recipe.stem}*/**/result.json")}:
+        assert load_result(folder).headline()
+    assert list(figures.glob(f"{recipe.stem}*/**/result.json"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "recipe", [r for r in RECIPES if r.stem != "train_builtin_model"], ids=lambda path: path.stem
+)
+def test_a_recipe_runs_at_its_quick_scale_without_a_warning(recipe, tmp_path):
+    command = [sys.executable, recipe, "--scale", "quick", "--output", tmp_path / "figures"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    for ending in ("png", "pdf"):
+        assert list(tmp_path.glob(f"figures/{recipe.stem}*.{ending}"))
+    assert list(tmp_path.glob(f"figures/{recipe.stem}*/**/result.json"))
 
 
 def test_the_builtin_model_is_small_and_loads_like_any_other():

@@ -32,7 +32,7 @@ def plot(
             f"output: {output} does not end in .{file_format}; give a fitting --format"
         )
     result = load_result(folder)
-    target = output or folder / f"{kind or next(iter(result.plots))}.{file_format}"
+    target = output or folder / f"{kind or result.default_plot}.{file_format}"
     result.save_figure(target, kind, width=width)
     typer.echo(str(target))
 

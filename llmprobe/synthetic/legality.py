@@ -223,10 +223,19 @@ class LegalityResult(Result, kind="legality"):
         columns = ["variant", "slope", "low", "high", "n_lengths", "n_seeds"]
         return pd.DataFrame(rows, columns=columns)
 
+    @property
+    def main_metric(self) -> str:
+        """What tells networks apart: one attention loses mass long before its first choice errs."""
+        return "illegal_mass" if self.task == "set-complement" else "illegal_top1"
+
+    @property
+    def default_plot(self) -> str:
+        return "mass" if self.main_metric == "illegal_mass" else "illegal"
+
     def headline(self) -> str:
         n, n_seeds = len(self.variants), len(self.seeds)
         where = "beyond training" if self.beyond else f"at {self.lengths[-1]}"
-        values, _ = self._averages("illegal_top1", self.beyond or self.lengths[-1:])
+        values, _ = self._averages(self.main_metric, self.beyond or self.lengths[-1:])
         (first, own, _), *others = self._pairs(100 * values)
         found = [f"{first} {own.mean:.1f} %"]
         for variant, _, d in others[:2]:
@@ -237,7 +246,7 @@ class LegalityResult(Result, kind="legality"):
             f"{self.kind} {self.task}: {n} variant{'s' * (n > 1)}, "
             f"{self.lengths[0]}..{self.lengths[-1]} {self._unit} "
             f"(trained to {self.train_lengths[1]}), {n_seeds} seed{'s' * (n_seeds > 1)}, "
-            f"{self.steps} steps; {METRICS['illegal_top1']} {where}: {', '.join(found)}{more}"
+            f"{self.steps} steps; {METRICS[self.main_metric]} {where}: {', '.join(found)}{more}"
         )
 
     def to_document(self) -> dict[str, Any]:

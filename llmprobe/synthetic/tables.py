@@ -125,12 +125,12 @@ def _range(numbers: Collection[int]) -> str:
 
 
 def legality_table(result: LegalityResult) -> Group:
-    """Illegal answers by length, and each variant against the first one beyond training."""
+    """The main metric by length, and each variant against the first one beyond training."""
     cells = {
         (row["variant"], row["length"]): _mean(100 * row["mean"], 100 * row["sd"])
-        for row in result.summary_frame().to_dict("records")
+        for row in result.summary_frame(result.main_metric).to_dict("records")
     }
-    by_length = _titled("most likely token not allowed, in %")
+    by_length = _titled(f"{METRICS[result.main_metric]}, in %")
     by_length.add_column("given", justify="right", no_wrap=True)
     for variant in result.variants:
         by_length.add_column(escape(variant).replace("+", "+\n"), justify="right")
@@ -139,7 +139,7 @@ def legality_table(result: LegalityResult) -> Group:
         guess = 100 * result.uniform_mass[result.lengths.index(length)]
         row = (cells[variant, length] for variant in result.variants)
         by_length.add_row(f"{length}", *row, f"{guess:.0f}")
-    n = _count(_range(result.summary_frame().n_seeds), "seed")
+    n = _count(_range(result.summary_frame(result.main_metric).n_seeds), "seed")
     sequences = _range(result.n_sequences)
     about = Text(
         f"mean ± standard deviation over {n}; {sequences} sequences, the same for all seeds; "

@@ -117,7 +117,7 @@ def test_small_shares_are_seen_and_the_legend_says_where_chance_is():
     assert ax.get_xlabel() == "moves given"
     assert "1000 to 4096 sequences" in ax.get_ylabel()
     rising = make_legality_result()  # here chance starts in the picture and leaves it
-    few = dataclasses.replace(rising, illegal_top1=rising.illegal_top1 / 5).plot()
+    few = dataclasses.replace(rising, illegal_top1=rising.illegal_top1 / 5).plot("illegal")
     assert few.get_ylim()[1] < 20
     assert texts(few)[-1] == "chance"
 

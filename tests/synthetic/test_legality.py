@@ -253,8 +253,8 @@ def test_nothing_is_beyond_where_training_saw_all_lengths():
     assert result.beyond == ()
     assert result.beyond_frame().empty
     assert result.to_document()["comparisons"] == []
-    row = result.compare_frame().iloc[-1]
-    assert f"at 31: baseline {100 * result.illegal_top1[0, :, -1].mean():.1f} %" in (
+    row = result.compare_frame("illegal_mass").iloc[-1]
+    assert f"at 31: baseline {100 * result.illegal_mass[0, :, -1].mean():.1f} %" in (
         result.headline()
     )
     assert f"layernorm {100 * row.difference:+.1f} points [" in result.headline()
@@ -325,18 +325,22 @@ def test_one_variant_has_nothing_to_compare():
 
 def test_the_headline_is_one_line_with_what_is_beyond_training():
     result = make_legality_result()
-    first, second = result.beyond_frame().iloc[:2].itertuples()
+    beyond = result.beyond_frame()
+    first, second = beyond[beyond.metric == "illegal_mass"].itertuples()
     line = result.headline()
     assert line == (
         "legality set-complement: 2 variants, 1..31 tokens (trained to 8), 8 seeds, 2000 steps; "
-        f"illegal top-1 beyond training: baseline {100 * first.mean:.1f} %, layernorm "
+        f"illegal mass beyond training: baseline {100 * first.mean:.1f} %, layernorm "
         f"{100 * second.difference:+.1f} points [{100 * second.difference_low:+.1f}, "
         f"{100 * second.difference_high:+.1f}]"
     )
     assert line in repr(result)
     assert make_legality_result(9).headline().endswith("and 6 more")
     assert "more" not in make_legality_result(3).headline()
-    assert "1..59 moves" in make_legality_result(2, tuple(range(1, 60)), task="othello").headline()
+    othello = make_legality_result(2, tuple(range(1, 60)), task="othello")
+    assert "1..59 moves" in othello.headline()
+    assert "illegal top-1 beyond" in othello.headline()
+    assert (othello.default_plot, result.default_plot) == ("illegal", "mass")
 
 
 def test_a_document_has_rows_comparisons_gap_and_no_nan():

@@ -65,7 +65,7 @@ def test_a_decoder_has_a_row_a_length_and_its_means_beyond_training():
     result = make_legality_result()
     shown = text(tables.legality_table(result))
     row = next(line for line in shown.splitlines() if line.split()[:1] == ["31"])
-    mean, chance = result.illegal_top1[0, :, -1].mean(), result.uniform_mass[-1]
+    mean, chance = result.illegal_mass[0, :, -1].mean(), result.uniform_mass[-1]
     assert f"{100 * mean:.1f} ± " in row
     assert row.split()[-1] == f"{100 * chance:.0f}"
     beyond = result.beyond_frame()
@@ -74,9 +74,9 @@ def test_a_decoder_has_a_row_a_length_and_its_means_beyond_training():
         low, high = share * found["difference_low"], share * found["difference_high"]
         assert f"{share * found['difference']:+.3g}" in shown
         assert f"[{low:+.3g}, {high:+.3g}]" in shown
-    spoiled = result.illegal_top1.copy()
+    spoiled = result.illegal_mass.copy()
     spoiled[:, 2] = np.nan
-    fewer = text(tables.legality_table(dataclasses.replace(result, illegal_top1=spoiled)))
+    fewer = text(tables.legality_table(dataclasses.replace(result, illegal_mass=spoiled)))
     assert "mean ± standard deviation over 7 seeds" in fewer
     assert f"{result.gap_frame().slope[0]:+.3f}" in shown
     assert "mean ± standard deviation over 8 seeds" in shown
@@ -85,6 +85,7 @@ def test_a_decoder_has_a_row_a_length_and_its_means_beyond_training():
 def test_othello_has_no_law_of_the_gap():
     shown = text(tables.legality_table(make_legality_result(task="othello")))
     assert "log gap" not in shown
+    assert "illegal top-1, in %" in shown
     assert "beyond training" in shown
 
 
@@ -104,7 +105,7 @@ def test_a_search_shows_effects_correlations_and_its_reading():
     ("make", "named"),
     [
         (make_synthetic_result, "difference"),
-        (make_legality_result, "not allowed"),
+        (make_legality_result, "illegal mass, in %"),
         (make_search_result, "Spearman"),
     ],
 )

@@ -1,0 +1,244 @@
+"""What README.md prints is true: its code runs as it stands there, its commands exist.
+
+Every ```python and ```sh block and every `$ llmprobe ...` line is run in a folder of its own, but
+for blocks with a comment on the line before, which says what they need:
+
+    <!-- needs: gpu -->     <!-- needs: hub -->     <!-- needs: minutes -->
+
+`make` and `pip install` are not run: their targets, extras and files are looked up.
+
+Where output is printed, its first line must be the first of the real stdout or stderr, and the
+first line of the real stdout, the headline, must be printed. Lines are the same (`same_shape`) if
+words and whole numbers are; times and sizes are the machine's own and may be any, and decimals may
+differ in their last digits, because another machine sums in another order.
+"""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+README = (ROOT / "README.md").read_text()
+NEEDS = ("gpu", "hub", "minutes")
+SLOW = ("llmprobe train-synthetic", "train_synthetic(", "torchrun")
+"""What trains takes more than half a minute."""
+_NUMBER = r"[-+−]?\d+(?:,\d{3})*(?:\.\d+)?(?:e[-+]?\d+)?"
+_MEASURED = rf"{_NUMBER} (?:ms|s|min|h|KiB|MiB|GiB|[GTP]FLOP)\b"
+
+
+@dataclass(frozen=True)
+class Block:
+    line: int
+    language: str
+    text: str
+    needs: str | None
+
+    @property
+    def commands(self) -> list[tuple[str, list[str]]]:
+        """What a shell is told, and the lines that are printed as its output."""
+        text = self.text.replace("\\\n", " ")
+        if self.language == "sh":
+            lines = text.splitlines()
+            return [(line, []) for line in lines if shlex.split(line, comments=True)]
+        parts = re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]
+        return [(lines[0], lines[1:]) for lines in map(str.splitlines, parts)]
+
+
+def find_blocks(text: str) -> list[Block]:
+    """The fenced blocks, with the number of the line that opens each."""
+    blocks = []
+    fence = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+    for match in fence.finditer(text):
+        above = text[: match.start()].splitlines()
+        mark = re.fullmatch(r"<!-- needs: (.*) -->", above[-1]) if above else None
+        blocks.append(Block(len(above) + 1, match[1], match[2], mark[1] if mark else None))
+    return blocks
+
+
+def same_shape(printed: str, real: str) -> bool:
+    """Whether two lines differ in nothing but times, sizes and the last digits of decimals.
+
+    A decimal may be off by a twentieth of itself or by five of its last digit. Where the printed
+    line ends in ` ...` the rest is not compared.
+    """
+    printed, real = (re.sub(_MEASURED, "<measured>", " ".join(x.split())) for x in (printed, real))
+    if printed.endswith(" ..."):
+        printed = printed.removesuffix(" ...")
+        real = real[: len(printed)]
+    if re.sub(_NUMBER, "#", printed) != re.sub(_NUMBER, "#", real):
+        return False
+    pairs = zip(re.findall(_NUMBER, printed), re.findall(_NUMBER, real), strict=True)
+    return all(a == b or _near(a, b) for a, b in pairs)
+
+
+def _near(a: str, b: str) -> bool:
+    if "." not in a + b:
+        return False
+    digits = re.search(r"\.(\d*)(?:e(.*))?", a if "." in a else b)
+    assert digits is not None
+    last = 10.0 ** (int(digits[2] or 0) - len(digits[1]))
+    x, y = (float(text.replace("−", "-").replace(",", "")) for text in (a, b))
+    return abs(x - y) <= max(0.05 * abs(x), 5.001 * last)
+
+
+BLOCKS = find_blocks(README)
+RUN = [block for block in BLOCKS if block.needs is None]
+
+
+def _cases(pairs):
+    """Parameters with readable names; what takes long is marked."""
+    return [
+        pytest.param(
+            *case,
+            marks=[pytest.mark.slow] if any(word in case[0] for word in SLOW) else [],
+            id=f"line {line}",
+        )
+        for line, *case in pairs
+    ]
+
+
+PROGRAMS = _cases((block.line, block.text) for block in RUN if block.language == "python")
+COMMANDS = [
+    (block.line, command, printed)
+    for block in RUN
+    if block.language in ("sh", "")
+    for command, printed in block.commands
+]
+LOOKED_UP = ("make ", "pip install ")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with what a reader has in the checkout and commands may name."""
+    for name in ("recipes", "figures"):
+        if (ROOT / name).is_dir():  # a source package has no figures
+            shutil.copytree(ROOT / name, tmp_path / name)
+    return tmp_path
+
+
+def run(command: list[str] | str, folder: Path) -> subprocess.CompletedProcess[str]:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        command,
+        shell=isinstance(command, str),
+        cwd=folder,
+        env=os.environ | {"PATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_python_in_the_readme_runs(program, folder):
+    done = run([sys.executable, "-c", program], folder)
+    assert "Warning" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "printed"), _cases(c for c in COMMANDS if not c[1].startswith(LOOKED_UP))
+)
+def test_a_command_in_the_readme_runs_and_prints_what_is_printed(command, printed, folder):
+    done = run(command, folder)
+    if printed:
+        headline, *_ = done.stdout.splitlines()
+        begins = [headline, *done.stderr.splitlines()[:1]]
+        assert any(same_shape(printed[0], line) for line in begins), begins
+        assert any(same_shape(line, headline) for line in printed), headline
+
+
+@pytest.mark.parametrize("command", _cases(c[:2] for c in COMMANDS if c[1].startswith("make ")))
+def test_a_target_in_the_readme_is_in_the_makefile(command):
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert set(shlex.split(command, comments=True)[1:]) <= set(targets)
+
+
+@pytest.mark.parametrize(
+    "command", _cases(c[:2] for c in COMMANDS if c[1].startswith("pip install "))
+)
+def test_what_the_readme_installs_is_there(command):
+    words = shlex.split(command, comments=True)[2:]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    for option, value in pairwise(words):
+        if option in ("-c", "-r"):
+            assert (ROOT / value).is_file()
+        if option == "-e":
+            wanted = re.fullmatch(r"\.(?:\[([\w,]+)\])?", value)
+            assert wanted, value
+            assert set((wanted[1] or "").split(",")) - {""} <= set(extras)
+
+
+def test_targets_named_in_the_text_are_in_the_makefile():
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for words in re.findall(r"`make ([\w -]+)`", README):
+        assert set(words.split()) <= set(targets), words
+
+
+def test_marks_are_known_and_stand_before_a_block():
+    assert {block.needs for block in BLOCKS} <= {None, *NEEDS}
+    assert README.count("<!-- needs:") == sum(block.needs is not None for block in BLOCKS)
+
+
+def test_every_shell_line_is_found():
+    found = [command for block in BLOCKS for command, _ in block.commands]
+    for line in re.findall(r"^\$ (.*)$", README, re.MULTILINE):
+        assert line.rstrip("\\").strip() in " ".join(found)
+    assert sum(block.language == "python" for block in BLOCKS) == README.count("```python")
+    assert len(PROGRAMS) > 2
+    assert len(COMMANDS) > 4
+
+
+SAMPLE = """text
+<!-- needs: gpu -->
+```sh
+llmprobe variance \\
+    some/model  # long
+```
+
+```
+$ llmprobe env
+llmprobe 0.1.0
+more
+```
+"""
+
+
+def test_blocks_have_their_marks_commands_and_output():
+    first, second = find_blocks(SAMPLE)
+    assert (first.line, first.language, first.needs) == (3, "sh", "gpu")
+    assert [shlex.split(c, comments=True) for c, _ in first.commands] == [
+        ["llmprobe", "variance", "some/model"]
+    ]
+    assert (second.language, second.needs) == ("", None)
+    assert second.commands == [("llmprobe env", ["llmprobe 0.1.0", "more"])]
+
+
+@pytest.mark.parametrize(
+    ("printed", "real", "same"),
+    [
+        ("64 prompts, slope -0.48", "64 prompts,  slope -0.47", True),
+        ("64 prompts, slope -0.48", "63 prompts, slope -0.48", False),
+        ("slope -0.48", "slope -0.20", False),
+        ("slope -0.48", "slopes -0.48", False),
+        ("about 0.1 TFLOP, 3 s and 132 MiB", "about 0.1 TFLOP, 2 min and 1.5 GiB", True),
+        ("523,264 tokens", "523,265 tokens", False),
+        ("at 4096: -3.6 [-5.5, -1.6]", "at 4096: -3.4 [-5.3, -1.5]", True),
+        ("ok 5.9e-06 worst", "ok 6.0e-06 worst", True),
+        ("a b ...", "a b c d", True),
+        ("...", "a b c d", False),
+    ],
+)
+def test_lines_are_compared_but_for_times_and_last_digits(printed, real, same):
+    assert same_shape(printed, real) == same
