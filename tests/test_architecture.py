@@ -17,12 +17,12 @@ ROWS = [
     | {"synthetic.tasks", "synthetic.softmaxes", "synthetic.decoder"}
     | {"synthetic.charts", "synthetic.checkpoints"},
     {"hooks", "synthetic.network", "synthetic.complement", "synthetic.training"}
-    | {"synthetic.scoring", "synthetic.outcomes", "synthetic.workspace"}
+    | {"synthetic.trials", "synthetic.workspace"}
     | {"synthetic.legal_charts", "synthetic.search_charts"},
-    {"capture", "patterns", "synthetic.evaluation", "synthetic.planning"}
-    | {"synthetic.legality", "synthetic.findings"},
-    {"checks", "sweeps", "kinds", "synthetic.sets", "synthetic.choices", "synthetic.tables"},
-    {"preparing", "reports", "synthetic.search", "synthetic.runs"},
+    {"capture", "patterns", "synthetic.planning", "synthetic.scoring"}
+    | {"synthetic.outcomes", "synthetic.legality", "synthetic.findings"},
+    {"checks", "sweeps", "kinds", "synthetic.evaluation", "synthetic.choices", "synthetic.tables"},
+    {"preparing", "reports", "synthetic.sets", "synthetic.search", "synthetic.runs"},
     {"probing", "dispersion", "synthetic.lab"},
     {"commands.options"},
     {"commands.probes", "commands.saved", "commands.trainer", "commands.listing"},
@@ -33,7 +33,13 @@ COMMANDS = {"cli"} | {module for row in ROWS for module in row if module.startsw
 TORCH_FREE = {
     *{"errors", "lengths", "decay", "storage", "results", "kinds", "plots"},
     *{"synthetic.charts", "synthetic.legal_charts", "synthetic.search_charts"},
-    *{"synthetic.pairs", "synthetic.outcomes", "synthetic.legality", "synthetic.findings"},
+    *{
+        "synthetic.pairs",
+        "synthetic.trials",
+        "synthetic.outcomes",
+        "synthetic.legality",
+        "synthetic.findings",
+    },
     *COMMANDS,
 }
 HEAVY = {"torch", "transformers", "accelerate", "datasets", "peft"}

@@ -18,11 +18,12 @@ from llmprobe.results import Result
 from llmprobe.runtime import torch_generator
 from llmprobe.synthetic.decoder import DECODER_PARTS, Decoder
 from llmprobe.synthetic.layers import Drop, by_seed
-from llmprobe.synthetic.legality import TARGETS, LegalityResult
+from llmprobe.synthetic.legality import LegalityResult
 from llmprobe.synthetic.planning import Advance, Done, Numbers, Plan
-from llmprobe.synthetic.scoring import SCORES, digest_test_sequences, score
+from llmprobe.synthetic.scoring import digest_test_sequences, score
 from llmprobe.synthetic.tasks import Choice, find_choice
 from llmprobe.synthetic.training import Batch, Training, seed_generators, steps_of
+from llmprobe.synthetic.trials import SCORES, TARGETS
 from llmprobe.synthetic.variants import BASELINE, Parts
 
 BASES = {"set-complement": {}, "othello": {"mlp": "mlp", "norm": "prenorm", "positions": "rotary"}}

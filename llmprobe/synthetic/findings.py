@@ -20,14 +20,21 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from llmprobe.results import Result, check_shape, records
+from llmprobe.results import check_shape, records
 from llmprobe.synthetic.pairs import estimate, holm
+from llmprobe.synthetic.trials import (
+    SCORES,
+    Array,
+    Integers,
+    TrainedResult,
+    check_score,
+    check_target,
+    check_whole,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Array = NDArray[np.float64]
-Integers = NDArray[np.int64]
 
 WEIGHTS = ("raw", "ema", "bema")
 OUTCOMES = {
@@ -44,38 +51,27 @@ _RATIOS = ("kl", "illegal_mass")
 _MIN_SETTINGS = 6
 """With fewer, Wilcoxon's test cannot reach 5 %; with fewer than 9, not after Holm's correction."""
 _RESAMPLES = 2000
-_ROUNDING = 1e-5
-"""Sums of probabilities end at least this close to where they should."""
 _DECIMALS = 12
 """Of differences, so that those which differ only by rounding are ties."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class SearchResult(Result, kind="search"):
+class SearchResult(TrainedResult, kind="search"):
     """Outcomes of random settings by length, without dropout and with it, averaged or not."""
 
     plots: ClassVar[dict[str, str]] = {
         "effects": "each setting's paired ratio, with the mean and its interval",
         "settings": "outcome against each hyper-parameter",
     }
-    by_length: ClassVar[tuple[str, ...]] = ("kl", "illegal_mass", "illegal_top1", "gap")
+    by_length: ClassVar[tuple[str, ...]] = SCORES
+    tests: ClassVar[str] = "n_sequences"
+    lists: ClassVar[tuple[str, ...]] = (*TrainedResult.lists, "weights")
 
-    task: str
-    seeds: tuple[int, ...]
-    """One a setting, all different."""
-    lengths: tuple[int, ...]
-    """Tokens given; increasing."""
-    train_lengths: tuple[int, int]
-    """The fewest and the most tokens that training gave."""
     n_sequences: tuple[int, ...]
     """Test sequences, one number a length."""
     vocab: int
     target: str
     """What training's loss was taken against: one allowed token (sampled), or all (exact)."""
-    schedule: str
-    steps: int
-    warnings: tuple[str, ...]
-    """What weakens the numbers, in words."""
     ranges: Mapping[str, str]
     """What each hyper-parameter was drawn from, in words."""
     weights: tuple[str, ...] = WEIGHTS
@@ -99,47 +95,31 @@ class SearchResult(Result, kind="search"):
     """Mean logit of allowed tokens minus that of the others, mean over sequences; the only one of
     which more is better. NaN also where all tokens are allowed, or none."""
     diverged: Integers
-    """(settings, without and with dropout): the step from which the loss was not finite, or −1."""
+    """(settings, without and with dropout): the step from which the loss was not finite, or the
+    last one where it ended no better than guessing; −1 where all went well."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("seeds", "lengths", "train_lengths", "n_sequences", "warnings", "weights"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
         object.__setattr__(self, "ranges", dict(self.ranges))
         self._check_words()
-        self._check_numbers()
+        check_target(self.target)
+        check_whole("vocab", (self.vocab,), least=1)
         n = len(self.seeds)
         for name in OUTCOMES:
             check_shape(name, getattr(self, name), (n,))
         for name in self.by_length:
             check_shape(name, getattr(self, name), (n, 2, len(self.weights), len(self.lengths)))
+            check_score(name, getattr(self, name))
         check_shape("diverged", self.diverged, (n, 2))
         self._check_ranges()
 
     def _check_words(self) -> None:
-        words = (self.task, self.schedule, *self.warnings, *self.ranges, *self.ranges.values())
-        if not all(isinstance(word, str) for word in words):
-            raise ValueError("task, schedule, warnings and ranges need words")
-        if self.target not in ("sampled", "exact"):
-            raise ValueError(f"target is {self.target!r}, accepted: sampled, exact")
+        if not all(isinstance(w, str) for w in (*self.ranges, *self.ranges.values())):
+            raise ValueError("ranges need words")
         if self.weights != WEIGHTS:
             raise ValueError(f"weights are {self.weights!r}, accepted: {WEIGHTS!r}")
         if missing := [name for name in OUTCOMES if name not in self.ranges]:
             raise ValueError(f"ranges need words for {', '.join(missing)} too")
-
-    def _check_numbers(self) -> None:
-        lengths, trained, seeds = self.lengths, self.train_lengths, self.seeds
-        positive = (*lengths, *trained, *self.n_sequences, self.vocab, self.steps)
-        if not all(isinstance(n, int) for n in (*positive, *seeds)) or min(positive) < 1:
-            raise ValueError("lengths, sequences, seeds, vocab and steps need whole numbers")
-        if not seeds or len(set(seeds)) < len(seeds):
-            raise ValueError(f"seeds are {seeds!r}, accepted: one a setting, all different")
-        if not lengths or list(lengths) != sorted(set(lengths)):
-            raise ValueError(f"lengths are {lengths!r}, accepted: one or more, increasing")
-        if len(trained) != 2 or trained[0] > trained[1]:
-            raise ValueError(f"train_lengths are {trained!r}, accepted: fewest and most")
-        if len(self.n_sequences) != len(lengths):
-            raise ValueError(f"n_sequences are {self.n_sequences!r}, needs one number a length")
 
     def _check_ranges(self) -> None:
         for name, least in (("width", 1), ("depth", 1), ("diverged", -1)):
@@ -151,9 +131,6 @@ class SearchResult(Result, kind="search"):
             "learning_rate": (np.isfinite(rate) & (rate > 0), "positive numbers"),
             "dropout": ((dropout > 0) & (dropout < 1), "above 0 and below 1"),
             "ema_decay": ((decay >= 0) & (decay < 1), "from 0 to below 1"),
-            "kl": (~(self.kl < -_ROUNDING), "0 or more, NaN"),
-            "illegal_mass": (_is_share(self.illegal_mass), "shares from 0 to 1, NaN"),
-            "illegal_top1": (_is_share(self.illegal_top1), "shares from 0 to 1, NaN"),
         }
         for name, (fit, accepted) in fits.items():
             if not fit.all():
@@ -277,7 +254,6 @@ class SearchResult(Result, kind="search"):
         return ordered.head(n).reset_index(drop=True)
 
     def headline(self) -> str:
-        unit = "moves" if self.task == "othello" else "tokens"
         n, effects = len(self.seeds), self.effect_frame()
         shown = effects[effects["where"].isin([f"{WEIGHTS[0]} weights", _TWINS[0]])]
         found = [
@@ -288,8 +264,8 @@ class SearchResult(Result, kind="search"):
         ]
         return (
             f"{self.kind} {self.task}: {n} setting{'s' * (n > 1)}, {self.lengths[0]}.."
-            f"{self.lengths[-1]} {unit} (trained to {self.train_lengths[1]}), {self.steps} steps; "
-            f"KL {self.region}: {', '.join(found)}"
+            f"{self.lengths[-1]} {self.unit} (trained to {self.train_lengths[1]}), "
+            f"{self.steps} steps; KL {self.region}: {', '.join(found)}"
         )
 
     def reading(self) -> str:
@@ -341,10 +317,6 @@ class SearchResult(Result, kind="search"):
     def _check_metric(self, metric: str) -> None:
         if metric not in self.by_length:
             raise ValueError(f"metric is {metric!r}, accepted: {', '.join(self.by_length)}")
-
-
-def _is_share(x: Array) -> NDArray[np.bool_]:
-    return ~((x < -_ROUNDING) | (x > 1 + _ROUNDING))
 
 
 def _divide(a: Array, b: Array) -> Array:

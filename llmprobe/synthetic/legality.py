@@ -14,17 +14,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llmprobe.decay import fit_decay
-from llmprobe.results import Result, check_shape, records
+from llmprobe.results import check_shape, records
 from llmprobe.synthetic.pairs import Estimate, estimate, holm, paired_p
+from llmprobe.synthetic.trials import (
+    SCORES,
+    Array,
+    VariantsResult,
+    check_score,
+    check_target,
+    check_whole,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Array = NDArray[np.float64]
-Integers = NDArray[np.int64]
 
 METRICS = {
     "illegal_top1": "illegal top-1",
@@ -33,13 +38,10 @@ METRICS = {
     "gap": "logit gap",
 }
 """What is measured at each length, and its name in words; less is better for all but the gap."""
-TARGETS = ("sampled", "exact")
-_ROUNDING = 1e-5
-"""Sums of probabilities end at least this close to where they should."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class LegalityResult(Result, kind="legality"):
+class LegalityResult(VariantsResult, kind="legality"):
     """How well variants know which tokens are allowed, by length, trained with the same seeds."""
 
     plots: ClassVar[dict[str, str]] = {
@@ -49,24 +51,14 @@ class LegalityResult(Result, kind="legality"):
         "gap": "mean logit of allowed tokens minus that of the others against length",
     }
 
-    task: str
-    variants: tuple[str, ...]
-    """The first is the reference of all comparisons."""
-    seeds: tuple[int, ...]
-    lengths: tuple[int, ...]
-    """Tokens that were given, increasing."""
-    train_lengths: tuple[int, int]
-    """The shortest and the longest prefix of which training saw the answer."""
+    tests: ClassVar[str] = "n_sequences"
+
     n_sequences: tuple[int, ...]
     """Test sequences, one number a length: some games end early."""
     vocab: int
     """Tokens to choose from."""
     target: str
     """What training's loss was taken against: one allowed token (sampled), or all (exact)."""
-    schedule: str
-    steps: int
-    warnings: tuple[str, ...]
-    """What weakens the numbers, in words."""
     kl: Array
     """KL divergence in nats from the target to the prediction, mean over sequences; (variants,
     seeds, lengths), like the next. NaN for a seed whose weights are not finite."""
@@ -79,61 +71,19 @@ class LegalityResult(Result, kind="legality"):
     tokens are allowed, or none."""
     uniform_mass: Array
     """(lengths,): what a uniform guess puts on illegal tokens, that is chance."""
-    diverged: Integers
-    """(variants, seeds): the step from which the loss was not finite, or the last one where it
-    ended above chance's; −1 where all went well."""
-    loss_steps: Integers
-    """(points,)"""
-    loss: Array
-    """Training loss: (variants, seeds, points)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        lists = ("variants", "seeds", "lengths", "train_lengths", "n_sequences", "warnings")
-        for name in lists:
-            object.__setattr__(self, name, tuple(getattr(self, name)))
-        self._check_words()
-        self._check_numbers()
+        check_target(self.target)
+        check_whole("vocab", (self.vocab,), least=1)
         shape = (len(self.variants), len(self.seeds), len(self.lengths))
         for name in METRICS:
             check_shape(name, getattr(self, name), shape)
-            _check_range(name, getattr(self, name), share=name.startswith("illegal"))
+            check_score(name, getattr(self, name))
         check_shape("uniform_mass", self.uniform_mass, shape[2:])
-        _check_range("uniform_mass", self.uniform_mass, share=True)
+        check_score("uniform_mass", self.uniform_mass)
         if np.isnan(self.uniform_mass).any():
             raise ValueError("uniform_mass has NaN, accepted: shares from 0 to 1")
-        check_shape("diverged", self.diverged, shape[:2])
-        check_shape("loss_steps", self.loss_steps, (self.loss_steps.size,))
-        check_shape("loss", self.loss, (*shape[:2], *self.loss_steps.shape))
-
-    def _check_words(self) -> None:
-        words = (self.task, self.schedule, *self.variants, *self.warnings)
-        if not all(isinstance(word, str) for word in words):
-            raise ValueError("task, schedule, variants and warnings need words")
-        for name in ("variants", "seeds"):
-            given = getattr(self, name)
-            if not given or len(set(given)) < len(given):
-                raise ValueError(f"{name} are {given!r}, accepted: one or more, all different")
-        if self.target not in TARGETS:
-            raise ValueError(f"target is {self.target!r}, accepted: {', '.join(TARGETS)}")
-
-    def _check_numbers(self) -> None:
-        lengths, trained = self.lengths, self.train_lengths
-        positive = (*lengths, *trained, *self.n_sequences, self.vocab)
-        whole = (*positive, *self.seeds, self.steps)
-        if not all(isinstance(n, int) for n in whole) or min(positive) < 1:
-            raise ValueError("lengths, sequences, vocab, seeds and steps need whole numbers")
-        if not lengths or list(lengths) != sorted(set(lengths)):
-            raise ValueError(f"lengths are {lengths!r}, accepted: one or more, increasing")
-        if len(trained) != 2 or trained[0] > trained[1]:
-            raise ValueError(f"train_lengths are {trained!r}, accepted: shortest and longest")
-        if len(self.n_sequences) != len(lengths):
-            raise ValueError(f"n_sequences are {self.n_sequences!r}, needs one number a length")
-
-    @property
-    def beyond(self) -> tuple[int, ...]:
-        """The lengths that training never reached."""
-        return tuple(length for length in self.lengths if length > self.train_lengths[1])
 
     def to_frame(self) -> "pd.DataFrame":
         """A row for each variant, seed and length."""
@@ -143,8 +93,7 @@ class LegalityResult(Result, kind="legality"):
             [[self.task], self.variants, self.seeds, self.lengths],
             names=["task", "variant", "seed", "length"],
         )
-        names = ("kl", "illegal_mass", "illegal_top1", "gap")
-        columns = {name: getattr(self, name).ravel() for name in names}
+        columns = {name: getattr(self, name).ravel() for name in SCORES}
         frame = pd.DataFrame(columns, index=index).reset_index()
         n_sequences = np.tile(self.n_sequences, len(self.variants) * len(self.seeds))
         frame.insert(4, "n_sequences", n_sequences)
@@ -244,7 +193,7 @@ class LegalityResult(Result, kind="legality"):
         more = f" and {n - 3} more" if n > 3 else ""
         return (
             f"{self.kind} {self.task}: {n} variant{'s' * (n > 1)}, "
-            f"{self.lengths[0]}..{self.lengths[-1]} {self._unit} "
+            f"{self.lengths[0]}..{self.lengths[-1]} {self.unit} "
             f"(trained to {self.train_lengths[1]}), {n_seeds} seed{'s' * (n_seeds > 1)}, "
             f"{self.steps} steps; {METRICS[self.main_metric]} {where}: {', '.join(found)}{more}"
         )
@@ -262,7 +211,7 @@ class LegalityResult(Result, kind="legality"):
         metric = {"illegal": "illegal_top1", "mass": "illegal_mass"}.get(kind, kind)
         shared: dict[str, Any] = {
             "name": METRICS[metric],
-            "given": f"{self._unit} given",
+            "given": f"{self.unit} given",
             "train_lengths": self.train_lengths,
             "n_sequences": self.n_sequences,
             "ax": ax,
@@ -273,10 +222,6 @@ class LegalityResult(Result, kind="legality"):
             return charts.draw_gap(summary, guide=theory, **shared)
         chance = None if metric == "kl" else self.uniform_mass
         return charts.draw_metric(summary, chance=chance, **shared)
-
-    @property
-    def _unit(self) -> str:
-        return "moves" if self.task.startswith("othello") else "tokens"
 
     def _values(self, metric: str) -> Array:
         if metric not in METRICS:
@@ -297,12 +242,3 @@ class LegalityResult(Result, kind="legality"):
             (variant, estimate(own), estimate(own - values[0] if number else []))
             for number, (variant, own) in enumerate(zip(self.variants, values, strict=True))
         ]
-
-
-def _check_range(name: str, values: Array, *, share: bool) -> None:
-    """NaN is a number that is not known; the gap may have any sign."""
-    low = -np.inf if name == "gap" else -_ROUNDING
-    high = 1 + _ROUNDING if share else np.inf
-    if np.isinf(values).any() or (values < low).any() or (values > high).any():
-        accepted = "shares from 0 to 1" if share else "finite" + " from 0" * (name == "kl")
-        raise ValueError(f"{name} has values out of its range, accepted: {accepted}, or NaN")

@@ -18,14 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmprobe.decay import fit_decay
-from llmprobe.results import Result, check_shape, records
+from llmprobe.results import check_shape, records
 from llmprobe.synthetic.pairs import estimate, holm, paired_p
+from llmprobe.synthetic.trials import Array, VariantsResult, check_whole
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Array = NDArray[np.float64]
-Integers = NDArray[np.int64]
 
 MAX_EXAMPLES, MAX_WEIGHTS = 32, 16
 """Of `top_weights`, as in Figure 4."""
@@ -35,7 +34,7 @@ _MIN_TAIL = 3
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class SyntheticResult(Result, kind="synthetic"):
+class SyntheticResult(VariantsResult, kind="synthetic"):
     """Accuracy and attention outputs of variants by length, trained with the same seeds."""
 
     plots: ClassVar[dict[str, str]] = {
@@ -52,22 +51,13 @@ class SyntheticResult(Result, kind="synthetic"):
         "entropy",
     )
 
-    task: str
-    variants: tuple[str, ...]
-    """The first is the reference of all comparisons."""
-    seeds: tuple[int, ...]
-    lengths: tuple[int, ...]
-    """Increasing."""
-    train_lengths: tuple[int, int]
-    """The shortest and the longest set that training saw."""
+    tests: ClassVar[str] = "n_sets"
+    lists: ClassVar[tuple[str, ...]] = (*VariantsResult.lists, "feature_indices")
+
     n_sets: tuple[int, ...]
     """Test sets, one number a length."""
     chance: float
     """Accuracy of guessing."""
-    schedule: str
-    steps: int
-    warnings: tuple[str, ...]
-    """What weakens the numbers, in words."""
     feature_indices: tuple[int, ...]
     """The features of which values were kept."""
     accuracy: Array
@@ -82,13 +72,6 @@ class SyntheticResult(Result, kind="synthetic"):
     entropy: Array
     """Of the attention weights in nats, mean over sets and heads; NaN where the weights are no
     distribution."""
-    diverged: Integers
-    """(variants, seeds): the step from which the loss was not finite, or the last one where it
-    ended above chance's; −1 where all went well."""
-    loss_steps: Integers
-    """(points,)"""
-    loss: Array
-    """Training loss: (variants, seeds, points)."""
     feature_values: NDArray[np.float32]
     """Values of the kept features, first seed: (variants, lengths, sets, features)."""
     top_weights: NDArray[np.float32]
@@ -97,17 +80,12 @@ class SyntheticResult(Result, kind="synthetic"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        lists = ("variants", "seeds", "lengths", "train_lengths", "n_sets", "warnings")
-        for name in (*lists, "feature_indices"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
-        self._check_words()
-        self._check_numbers()
+        check_whole("feature_indices", self.feature_indices)
+        if not isinstance(self.chance, float) or not 0 <= self.chance <= 1:
+            raise ValueError(f"chance is {self.chance!r}, accepted: a share from 0 to 1")
         shape = (len(self.variants), len(self.seeds), len(self.lengths))
         for name in self.by_length:
             check_shape(name, getattr(self, name), shape)
-        check_shape("diverged", self.diverged, shape[:2])
-        check_shape("loss_steps", self.loss_steps, (self.loss_steps.size,))
-        check_shape("loss", self.loss, (*shape[:2], *self.loss_steps.shape))
         kept = (shape[0], shape[2])
         values, top = self.feature_values, self.top_weights
         n_features = len(self.feature_indices)
@@ -121,30 +99,6 @@ class SyntheticResult(Result, kind="synthetic"):
         known = self.accuracy[~np.isnan(self.accuracy)]
         if ((known < 0) | (known > 1)).any():
             raise ValueError("accuracy has values that are no shares, accepted: 0 to 1, NaN")
-
-    def _check_words(self) -> None:
-        words = (self.task, self.schedule, *self.variants, *self.warnings)
-        if not all(isinstance(word, str) for word in words):
-            raise ValueError("task, schedule, variants and warnings need words")
-        for name in ("variants", "seeds"):
-            given = getattr(self, name)
-            if not given or len(set(given)) < len(given):
-                raise ValueError(f"{name} are {given!r}, accepted: one or more, all different")
-
-    def _check_numbers(self) -> None:
-        lengths, trained = self.lengths, self.train_lengths
-        positive = (*lengths, *trained, *self.n_sets)
-        whole = (*positive, *self.seeds, *self.feature_indices, self.steps)
-        if not all(isinstance(n, int) for n in whole) or min(positive, default=0) < 1:
-            raise ValueError("lengths, sets, seeds, features and steps need whole numbers")
-        if not lengths or list(lengths) != sorted(set(lengths)):
-            raise ValueError(f"lengths are {lengths!r}, accepted: one or more, increasing")
-        if len(trained) != 2 or trained[0] > trained[1]:
-            raise ValueError(f"train_lengths are {trained!r}, accepted: shortest and longest")
-        if len(self.n_sets) != len(lengths):
-            raise ValueError(f"n_sets are {self.n_sets!r}, needs one number a length")
-        if not isinstance(self.chance, float) or not 0 <= self.chance <= 1:
-            raise ValueError(f"chance is {self.chance!r}, accepted: a share from 0 to 1")
 
     @property
     def reference(self) -> int:

@@ -19,8 +19,8 @@ from llmprobe.runtime import torch_generator, without_denormals
 from llmprobe.synthetic.decoder import Decoder
 from llmprobe.synthetic.layers import by_seed
 from llmprobe.synthetic.tasks import Choice
+from llmprobe.synthetic.trials import SCORES
 
-SCORES = ("kl", "illegal_mass", "illegal_top1", "gap")
 _DRAWN = 1024
 """Sequences that are drawn at once. Part of what the tests are: another number gives others."""
 _CHUNK = {"cpu": 2**21}

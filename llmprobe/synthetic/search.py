@@ -18,7 +18,8 @@ from llmprobe.runtime import numpy_generator
 from llmprobe.synthetic.choices import ChoicePlan
 from llmprobe.synthetic.findings import WEIGHTS, SearchResult
 from llmprobe.synthetic.planning import STACK, Done, Piece, initial_share
-from llmprobe.synthetic.scoring import SCORES, digest_test_sequences
+from llmprobe.synthetic.scoring import digest_test_sequences
+from llmprobe.synthetic.trials import SCORES
 
 
 class Range(NamedTuple):

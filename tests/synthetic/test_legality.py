@@ -11,7 +11,8 @@ from scipy import stats
 
 from llmprobe import ResultFormatError, load_result
 from llmprobe.results import read_result
-from llmprobe.synthetic.legality import METRICS, TARGETS, LegalityResult
+from llmprobe.synthetic.legality import METRICS, LegalityResult
+from llmprobe.synthetic.trials import TARGETS
 from llmprobe.synthetic.pairs import holm
 
 
@@ -118,7 +119,7 @@ def test_a_damaged_folder_is_refused_in_one_line(tmp_path):
     document = json.loads((folder / "result.json").read_text())
     document["fields"]["seeds"] = [0, 1]
     (folder / "result.json").write_text(json.dumps(document))
-    with pytest.raises(ResultFormatError, match="illegal_top1 has shape"):
+    with pytest.raises(ResultFormatError, match="diverged has shape"):
         read_result(folder)
 
 

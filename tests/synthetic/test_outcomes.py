@@ -94,7 +94,7 @@ def test_a_damaged_folder_is_refused_in_one_line(tmp_path):
     document = json.loads((folder / "result.json").read_text())
     document["fields"]["seeds"] = [0, 1]
     (folder / "result.json").write_text(json.dumps(document))
-    with pytest.raises(ResultFormatError, match="accuracy has shape"):
+    with pytest.raises(ResultFormatError, match="diverged has shape"):
         load_result(folder)
 
 
