@@ -12,8 +12,8 @@ from scipy import stats
 from llmprobe import ResultFormatError, load_result
 from llmprobe.results import read_result
 from llmprobe.synthetic.legality import METRICS, LegalityResult
-from llmprobe.synthetic.trials import TARGETS
 from llmprobe.synthetic.pairs import holm
+from llmprobe.synthetic.trials import TARGETS
 
 
 def check_same(a, b):
