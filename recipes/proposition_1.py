@@ -5,9 +5,10 @@ Question: tokens drawn independently, no positions, one attention: does the stan
 Expected: slope -0.5 with a fixed query (the variance falls as 1/N). With a free one what depends on
     the query stays: nothing in argmax retrieval, whose query means nothing, much in dictionary
     lookup, which is all about it. Trained attention is sharp, so the law sets in late.
-Measured: four seeds each, trained 5,000 steps, 256 prompts, 1,024 to 16,384 items. Argmax: -0.504 to
-    -0.515 with a fixed query, and the same with a free one. Dictionary: -0.41 to -0.49 with a fixed
-    query, so the law has not quite set in (intervals of +-0.02), and -0.18 to -0.21 with a free one.
+Measured: four seeds each, trained 5,000 steps, 256 prompts, 1,024 to 16,384 items. Argmax: -0.504
+    to -0.515 with a fixed query, and the same with a free one. Dictionary: -0.41 to -0.49 with a
+    fixed query, so the law has not quite set in (intervals of +-0.02), -0.18 to -0.21 with a free
+    one.
 """
 
 from pathlib import Path
