@@ -4,8 +4,8 @@ Question: a GPT learns the legal moves of Othello from the first 30 moves of ran
     is its first choice illegal at later moves, with its raw weights, their EMA and their BEMA?
 Expected: averaged weights err less beyond the training lengths (arXiv 2510.08341).
 Measured: EMA does, BEMA does not (4 seeds, width 96, 4 layers, 7,000 steps of 64 games). Illegal
-    first choices after 31 to 59 moves: constant rate, raw 22.4 %, EMA -6.4 points [-8.1, -4.8], BEMA
-    +2.2 [+0.5, +4.0]; cosine rate, raw 19.5 %, EMA -0.6 [-0.9, -0.3], BEMA +8.6 [+6.4, +10.8].
+    first choices after 31 to 59 moves: constant rate, raw 22.4 %, EMA -6.4 points [-8.1, -4.8],
+    BEMA +2.2 [+0.5, +4.0]; cosine rate, raw 19.5 %, EMA -0.6 [-0.9, -0.3], BEMA +8.6 [+6.4, +10.8].
 """
 
 from pathlib import Path
