@@ -20,7 +20,8 @@ from llmprobe import train_synthetic
 
 NAME = "figure_2_feature_distributions"
 SCALES = {
-    "quick": {"seeds": 3, "steps": 60, "lengths": "16..128", "sets": 64, "width": 16},
+    "quick": {"seeds": 3, "steps": 200, "lengths": "16..128", "sets": 64}
+    | {"width": 32, "learning_rate": 5e-3},
     "desk": {"preset": "desk"},
     "paper": {"preset": "paper"},
 }
