@@ -183,23 +183,33 @@ class ChoicePlan(Plan):
         )
 
     def join(self, done: Sequence[Done], device: torch.device) -> Result:
-        base = self.base
         training = self.trained(done)
-        any_scores = done[0].measured[done[0].piece.variants[0]]
+        numbers: dict[str, Any] = {name: self.stacked(done, name) for name in SCORES} | training
         return LegalityResult(
-            provenance=self.provenance("Decoder", digest_test_sequences(base.choice), device),
-            task=base.task,
+            **self.facts(done, device),
             variants=self.variants,
-            seeds=base.seeds,
-            lengths=self.lengths,
-            train_lengths=(base.shortest, base.longest),
-            n_sequences=tuple(int(n) for n in any_scores["n_sequences"]),
-            vocab=base.choice.vocab,
-            target=base.target,
-            schedule=base.schedule,
-            steps=base.steps,
             warnings=tuple(self.warnings(training["diverged"])),
-            uniform_mass=any_scores["uniform_mass"],
-            **{name: self.stacked(done, name) for name in SCORES},
-            **training,
+            uniform_mass=self._any_scores(done)["uniform_mass"],
+            **numbers,
         )
+
+    def facts(self, done: Sequence[Done], device: torch.device) -> dict[str, Any]:
+        """What any result of these tasks says of itself."""
+        base = self.base
+        return {
+            "provenance": self.provenance("Decoder", digest_test_sequences(base.choice), device),
+            "task": base.task,
+            "seeds": base.seeds,
+            "lengths": self.lengths,
+            "train_lengths": (base.shortest, base.longest),
+            "n_sequences": tuple(int(n) for n in self._any_scores(done)["n_sequences"]),
+            "vocab": base.choice.vocab,
+            "target": base.target,
+            "schedule": base.schedule,
+            "steps": base.steps,
+        }
+
+    @staticmethod
+    def _any_scores(done: Sequence[Done]) -> Numbers:
+        """Those of one piece: the tests are the same for all."""
+        return done[0].measured[done[0].piece.variants[0]]

@@ -18,7 +18,6 @@ from llmprobe.runtime import numpy_generator
 from llmprobe.synthetic.choices import ChoicePlan
 from llmprobe.synthetic.findings import WEIGHTS, SearchResult
 from llmprobe.synthetic.planning import STACK, Done, Piece, initial_share
-from llmprobe.synthetic.scoring import digest_test_sequences
 from llmprobe.synthetic.trials import SCORES
 
 
@@ -116,8 +115,8 @@ class SearchPlan(ChoicePlan):
         return Piece(name, training, self.served())
 
     def join(self, done: Sequence[Done], device: torch.device) -> SearchResult:
-        base, settings = self.base, self.settings()
-        order = {seed: index for index, seed in enumerate(base.seeds)}
+        settings = self.settings()
+        order = {seed: index for index, seed in enumerate(self.base.seeds)}
         shape = (len(settings), 2)
         scores = {n: np.full((*shape, len(WEIGHTS), len(self.lengths)), np.nan) for n in SCORES}
         diverged = np.full(shape, -1)
@@ -129,24 +128,14 @@ class SearchPlan(ChoicePlan):
                     found = one.measured[variant][name]
                     array[at, :, w] = found.reshape(-1, 2, len(self.lengths))
         columns = {name: np.array([getattr(s, name) for s in settings]) for name in RANGES}
-        any_scores = done[0].measured[self.served()[0]]
+        numbers: dict[str, Any] = columns | scores
         return SearchResult(
-            provenance=self.provenance("Decoder", digest_test_sequences(base.choice), device),
-            task=base.task,
-            seeds=base.seeds,
-            lengths=self.lengths,
-            train_lengths=(base.shortest, base.longest),
-            n_sequences=tuple(int(n) for n in any_scores["n_sequences"]),
-            vocab=base.choice.vocab,
-            target=base.target,
-            schedule=base.schedule,
-            steps=base.steps,
+            **self.facts(done, device),
             warnings=tuple(self._weak(diverged)),
             ranges={name: of.words for name, of in RANGES.items()},
             weights=WEIGHTS,
             diverged=diverged,
-            **columns,
-            **scores,
+            **numbers,
         )
 
     def _weak(self, diverged: NDArray[Any]) -> Iterator[str]:
