@@ -44,10 +44,10 @@ bench: $(READY)
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/games.py
 
-# train_builtin_model makes a model and no figure, and needs three novels: see its --help.
 RECIPES := proposition_1 figure_1_llm_variance figure_2_feature_distributions \
 	figure_3_global_shift figure_4_attention_weights head_decay_map table_argmax \
-	table_dictionary table_ablation set_complement_theory set_complement_search othello_length
+	table_dictionary table_ablation set_complement_theory set_complement_search othello_length \
+	train_builtin_model
 
 figures: $(READY)
 	set -e; for recipe in $(RECIPES); do \
@@ -56,7 +56,8 @@ figures: $(READY)
 
 RECIPE := $(BIN)/python recipes
 
-# What needs a model of the hub is not here: figure_1_llm_variance, head_decay_map.
+# Not here is what needs a model of the hub (figure_1_llm_variance, head_decay_map) or novels
+# (train_builtin_model).
 desk: $(READY)
 	$(RECIPE)/table_argmax.py
 	$(RECIPE)/table_argmax.py --schedule constant

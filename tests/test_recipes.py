@@ -25,10 +25,10 @@ def test_a_recipe_is_short_and_states_question_expectation_and_finding(recipe):
     assert all(word in docstring for word in ("Question:", "Expected:", "Measured:"))
 
 
-def test_every_recipe_that_draws_is_made_by_one_target():
+def test_every_recipe_is_made_by_one_target():
     makefile = (ROOT / "Makefile").read_text()
     named = re.search(r"^RECIPES := ((?:.*\\\n)*.*)$", makefile, re.MULTILINE)[1]
-    names = {path.stem for path in RECIPES} - {"train_builtin_model"}
+    names = {path.stem for path in RECIPES}
     assert set(named.replace("\\", " ").split()) == names
 
 
@@ -44,8 +44,6 @@ def test_a_recipe_uses_public_names_only(recipe):
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 def test_a_recipe_has_its_figure_with_the_saved_result(recipe):
-    if recipe.stem == "train_builtin_model":
-        return
     figures = ROOT / "figures"
     assert list(figures.glob(f"{recipe.stem}*.png"))
     assert list(figures.glob(f"{recipe.stem}*.pdf"))
@@ -55,9 +53,7 @@ def test_a_recipe_has_its_figure_with_the_saved_result(recipe):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "recipe", [r for r in RECIPES if r.stem != "train_builtin_model"], ids=lambda path: path.stem
-)
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 def test_a_recipe_runs_at_its_quick_scale_without_a_warning(recipe, tmp_path):
     command = [sys.executable, recipe, "--scale", "quick", "--output", tmp_path / "figures"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -84,7 +80,7 @@ def test_the_builtin_model_has_the_loss_that_its_card_states():
     spec = importlib.util.spec_from_file_location(path.stem, path)
     recipe = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(recipe)
-    _, (train, tune, held) = recipe.load_corpus(BOOKS, None)
+    _, (train, tune, held) = recipe.load_corpus(BOOKS.glob("*.txt"))
     loss = recipe.model_loss(load_model("builtin").model, held)
     _, _, trigram = recipe.ngram_losses(train, tune, held)
     assert loss == pytest.approx(3.656, abs=0.002)
@@ -93,9 +89,17 @@ def test_the_builtin_model_has_the_loss_that_its_card_states():
 
 
 @pytest.mark.slow
-@needs_books
 def test_the_builtin_model_can_be_trained_anew(tmp_path):
     script = ROOT / "recipes" / "train_builtin_model.py"
-    command = [sys.executable, script, "--texts", BOOKS, "--output", tmp_path, "--scale", "quick"]
-    subprocess.run(command, check=True, capture_output=True)
-    assert load_model(tmp_path).context_length == 256
+    options = ["--scale", "quick", "--output", tmp_path / "figures", "--folder", tmp_path / "new"]
+    subprocess.run([sys.executable, script, *options], check=True, capture_output=True)
+    assert load_model(tmp_path / "new").context_length == 256
+
+
+def test_training_the_builtin_model_asks_for_its_novels():
+    script = ROOT / "recipes" / "train_builtin_model.py"
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        "no novels: desk scale needs --texts FOLDER with .txt of Project Gutenberg"
+    ]
