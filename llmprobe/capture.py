@@ -21,8 +21,9 @@ from torch import Tensor, nn
 
 from llmprobe.discovery import AttentionLayer, LayerChoice, first_tensor
 from llmprobe.errors import CaptureError
-from llmprobe.hooks import Positions, Session
-from llmprobe.rows import AttentionCall, can_listen, listening
+from llmprobe.hooks import Positions, Session, wrap_forward
+from llmprobe.queries import FewPositions
+from llmprobe.rows import can_listen, listening
 
 AT = ("output", "heads")
 
@@ -73,7 +74,9 @@ class AttentionCapture(Session[Tensor]):
         super().__init__(model, layers=layers, positions=positions, stop=stop, into=into)
         self.at = at
         self.device = device
+        self._few: FewPositions | None = None
         self._narrow = False
+        """Whether the deepest layer computes the wanted positions alone in this forward."""
 
     def attach(self, stack: ExitStack) -> None:
         for layer in self.layers:
@@ -90,40 +93,44 @@ class AttentionCapture(Session[Tensor]):
             self._attach_narrow(stack)
 
     def _attach_narrow(self, stack: ExitStack) -> None:
-        """In the deepest layer compute the wanted queries alone, and project them alone."""
-        projection = self.projection(self.deepest)
-        if self.at == "output":
-            handle = projection.register_forward_pre_hook(self._narrow_hook, with_kwargs=True)
-            self.own(stack, handle)
-        stack.enter_context(listening([self.module(self.deepest)], self._attend))
+        """In the deepest layer compute the wanted positions alone."""
+        module = self.module(self.deepest)
+        self._few = few = FewPositions(module)
 
-    def _attend(self, call: AttentionCall) -> Tensor | None:
-        batch, _, length, _ = call.query.shape
-        index = self.index(batch, length, call.query.device)
-        # Anybody else who listens here is owed the whole output.
-        self._narrow = 2 * index.shape[1] <= length and self.alone()
-        return call.outputs(index) if self._narrow else None
+        def around(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            self._narrow = False
+            given = few.arguments(*args, **kwargs)
+            # Anybody else who listens here is owed the whole output.
+            if given is not None and self.alone():
+                batch, length, _ = given["hidden_states"].shape
+                index = self.index(batch, length, given["hidden_states"].device)
+                if 2 * index.shape[1] <= length and few.suits(forward, given):
+                    self._narrow = True
+                    return few.run(forward, given, index)
+            return forward(*args, **kwargs)
 
-    def _narrow_hook(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        if not self._narrow:
-            return None
-        return (self.take(self.deepest, args[0]), *args[1:]), kwargs
+        wrap_forward(module, around, stack)
+        stack.enter_context(listening([module], few.listen))
 
     def _output_hook(self, layer: AttentionLayer) -> Callable[[nn.Module, Any, Any], None]:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
-            x = first_tensor(output)
-            narrowed = self._narrow and layer is self.deepest
-            self._keep(layer, x.detach().clone() if narrowed else self.take(layer, x))
+            self._keep(layer, self._wanted(layer, first_tensor(output)))
 
         return hook
 
     def _heads_hook(self, layer: AttentionLayer) -> Callable[[nn.Module, Any, Any], None]:
         def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+            if self._few is not None and self._few.trying:
+                return
             x = args[0] if args else next(iter(kwargs.values()))
-            heads = self.take(layer, x).unflatten(-1, (layer.n_heads, layer.head_size))
+            heads = self._wanted(layer, x).unflatten(-1, (layer.n_heads, layer.head_size))
             self._keep(layer, heads)
 
         return hook
+
+    def _wanted(self, layer: AttentionLayer, x: Tensor) -> Tensor:
+        narrowed = self._narrow and layer is self.deepest
+        return x.detach().clone() if narrowed else self.take(layer, x)
 
     def _keep(self, layer: AttentionLayer, x: Tensor) -> None:
         self.see(layer, x if self.device is None else x.to(self.device))

@@ -29,6 +29,7 @@ from llmprobe.discovery import (
 )
 from llmprobe.errors import CaptureError
 from llmprobe.rows import n_listeners
+from llmprobe.runtime import memory_kept
 
 Positions = int | Sequence[int] | None
 T = TypeVar("T")
@@ -81,6 +82,7 @@ class Session(Mapping[int, T], Generic[T]):
     def __enter__(self) -> Self:
         self._complete = False
         with ExitStack() as stack:
+            stack.enter_context(memory_kept())
             decoder = decoder_of(self.model)
             self.own(stack, decoder.register_forward_pre_hook(self._before, with_kwargs=True))
             self.attach(stack)
@@ -114,10 +116,10 @@ class Session(Mapping[int, T], Generic[T]):
         stack.callback(handle.remove)
 
     def alone(self) -> bool:
-        """Whether nobody else listens to the deepest layer, and is owed what comes out of it."""
+        """Whether nobody else listens to the deepest layer, and is owed what is in it."""
         module = self.module(self.deepest)
         hooks: set[int] = set()
-        for part in (module, self.projection(self.deepest)):
+        for part in module.modules():
             hooks |= part._forward_hooks.keys() | part._forward_pre_hooks.keys()
         return hooks <= self._own_hooks and n_listeners(module) <= 1
 
@@ -256,17 +258,11 @@ class Session(Mapping[int, T], Generic[T]):
         depth = Counter[str]()
         for module in around:
             if not isinstance(module, nn.ModuleList | nn.ModuleDict):
-                _wrap_forward(module, self, depth, stack)
+                wrap_forward(module, _catch(self, depth), stack)
 
 
-def _wrap_forward(
-    module: nn.Module, session: Session[Any], depth: Counter[str], stack: ExitStack
-) -> None:
-    forward: Callable[..., Any] = module.forward
-    own = module.__dict__.get("forward")  # accelerate puts one there
-
-    @functools.wraps(forward)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
+def _catch(session: Session[Any], depth: Counter[str]) -> Callable[..., Any]:
+    def around(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         depth["calls"] += 1
         try:
             return forward(*args, **kwargs)
@@ -277,12 +273,21 @@ def _wrap_forward(
         finally:
             depth["calls"] -= 1
 
+    return around
+
+
+def wrap_forward(module: nn.Module, around: Callable[..., Any], stack: ExitStack) -> None:
+    """Put around(forward, *args, **kwargs) in place of a module's forward till the stack closes."""
+    forward: Callable[..., Any] = module.forward
+    own = module.__dict__.get("forward")  # accelerate puts one there
+
     def restore() -> None:
         if own is None:
             del module.__dict__["forward"]
         else:
             module.__dict__["forward"] = own
 
+    wrapped = functools.wraps(forward)(functools.partial(around, forward))
     module.__dict__["forward"] = wrapped
     stack.callback(restore)
 

@@ -28,6 +28,8 @@ _PREFIX = "llmprobe_"
 BASES = ("sdpa", "eager")
 _HALF = (torch.float16, torch.bfloat16)
 _CHUNK_BYTES = 64 * 2**20
+_NOTHING_SHARED = nn.Module()
+"""For transformers' sdpa function, which looks on a module for heads that share their keys."""
 # Arguments that hold one entry for each query; slicing them would need to know their layout.
 _PER_QUERY = ("position_bias", "block_indices", "indices", "cu_seq_lens_q")
 
@@ -54,25 +56,26 @@ class AttentionCall:
         In chunks of positions; float32 at least, whatever the model's precision.
         """
         wide = [x.float() if x.dtype in _HALF else x for x in (self.query, self.key, self.value)]
-        call = replace(self, query=wide[0], key=wide[1], value=wide[2], base="eager")
-        for part in self._chunks(index):
-            _, weights = call._attend(index[:, part])
+        query = _take(wide[0], index)
+        call = replace(self, query=query, key=wide[1], value=wide[2], base="eager")
+        for part in call._chunks():
+            _, weights = call._attend(query[:, :, part], self._mask_rows(index[:, part]))
             assert weights is not None, "eager functions return their weights"
             yield weights
 
-    def outputs(self, index: Tensor) -> Tensor:
-        """Head outputs (batch, queries, heads, value size) that are right at `index` alone.
+    def outputs(self, index: Tensor, query: Tensor | None = None) -> Tensor:
+        """Head outputs (batch, positions, heads, value size) of the queries at `index`.
 
-        They come from the model's own attention function. The other entries are whatever the memory
-        held: nothing mixes positions between here and the output projection, where the capture
-        takes the chosen ones out again.
+        They come from the model's own attention function. `query` (batch, heads, positions, key
+        size) has these queries, where they were made apart from the others.
         """
-        batch, heads, n_queries, _ = self.query.shape
-        full = self.query.new_empty(batch, n_queries, heads, self.value.shape[-1])
-        batch_index = torch.arange(batch, device=index.device)[:, None]
-        for part in self._chunks(index):
-            full[batch_index, index[:, part]], _ = self._attend(index[:, part])
-        return full
+        chosen = _take(self.query, index) if query is None else query
+        call = replace(self, query=chosen)
+        parts = []
+        for part in call._chunks():
+            mask = self._mask_rows(index[:, part])
+            parts.append(call._by_key_head(chosen[:, :, part], mask))
+        return torch.cat(parts, dim=1)
 
     def per_query(self) -> str | None:
         """The name of an argument that holds something for each query, if there is one.
@@ -90,19 +93,32 @@ class AttentionCall:
         )
         return result
 
-    def _attend(self, index: Tensor) -> tuple[Tensor, Tensor | None]:
-        query, mask = _take(self.query, index), self._mask_rows(index)
+    def _attend(self, query: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
         if mask is not None and mask.dtype == torch.bool and self.base == "eager":
             zero = torch.zeros((), dtype=query.dtype, device=mask.device)
             mask = zero.where(mask, torch.finfo(query.dtype).min)
         return replace(self, query=query, mask=mask).compute()
 
-    def _chunks(self, index: Tensor) -> Iterator[slice]:
-        """Positions a few at a time, so that their weights stay small."""
-        batch, heads, _, _ = self.query.shape
+    def _by_key_head(self, query: Tensor, mask: Tensor | None) -> Tensor:
+        """Head outputs; heads that share their keys go in as more queries of one.
+
+        Under a mask transformers would copy the keys for each of them, which costs more than all.
+        """
+        n_heads, n_key_heads = query.shape[1], self.key.shape[1]
+        if self.base != "sdpa" or n_heads == n_key_heads or mask is None or mask.shape[1] > 1:
+            return self._attend(query, mask)[0]
+        n_shared = n_heads // n_key_heads
+        call = replace(self, module=_NOTHING_SHARED)
+        folded = query.unflatten(1, (n_key_heads, n_shared)).flatten(2, 3)
+        output, _ = call._attend(folded, mask.repeat(1, 1, n_shared, 1))
+        return output.unflatten(1, (n_shared, -1)).permute(0, 2, 3, 1, 4).flatten(2, 3)
+
+    def _chunks(self) -> Iterator[slice]:
+        """Queries a few at a time, so that their weights stay small."""
+        batch, heads, n_queries, _ = self.query.shape
         size = max(1, _CHUNK_BYTES // (4 * batch * heads * self.key.shape[2]))
-        for start in range(0, index.shape[1], size):
-            yield slice(start, min(start + size, index.shape[1]))
+        for start in range(0, n_queries, size):
+            yield slice(start, min(start + size, n_queries))
 
     def _mask_rows(self, index: Tensor) -> Tensor | None:
         """The chosen queries' rows of the mask; where there is none, of the causal one."""
@@ -123,7 +139,7 @@ _listeners: dict[int, list[Listener]] = {}
 
 def uses_interface(module: nn.Module) -> bool:
     """Whether the module looks its attention function up by name and has an eager one."""
-    return "get_interface" in _forward(module).__code__.co_names and _eager(module) is not None
+    return "get_interface" in own_forward(module).__code__.co_names and _eager(module) is not None
 
 
 def own_eager(module: nn.Module) -> Callable[..., tuple[Tensor, Tensor]]:
@@ -228,12 +244,13 @@ for _name in BASES:
     AttentionMaskInterface.register(_PREFIX + _name, ALL_MASK_ATTENTION_FUNCTIONS[_name])
 
 
-def _forward(module: nn.Module) -> Any:
+def own_forward(module: nn.Module) -> Any:
+    """The forward of the module's class, without what was put around it."""
     return inspect.unwrap(type(module).forward)
 
 
 def _eager(module: nn.Module) -> Callable[..., tuple[Tensor, Tensor]] | None:
-    return _forward(module).__globals__.get("eager_attention_forward")
+    return own_forward(module).__globals__.get("eager_attention_forward")
 
 
 def _take(x: Tensor, index: Tensor) -> Tensor:

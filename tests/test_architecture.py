@@ -16,7 +16,7 @@ ROWS = [
     {"results", "models", "discovery"}
     | {"synthetic.tasks", "synthetic.softmaxes", "synthetic.decoder"}
     | {"synthetic.charts", "synthetic.checkpoints"},
-    {"hooks", "synthetic.network", "synthetic.complement", "synthetic.training"}
+    {"hooks", "queries", "synthetic.network", "synthetic.complement", "synthetic.training"}
     | {"synthetic.trials", "synthetic.workspace"}
     | {"synthetic.legal_charts", "synthetic.search_charts"},
     {"capture", "patterns", "synthetic.planning", "synthetic.scoring"}

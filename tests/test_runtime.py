@@ -1,5 +1,8 @@
 """Device, dtype, generators, progress, environment."""
 
+import platform
+import resource
+
 import numpy as np
 import pytest
 import torch
@@ -85,3 +88,26 @@ def test_denormals_are_zero_inside_and_as_before_outside():
             pass
         assert float(tiny * 1) == 0
     assert float(tiny * 1) > 0
+
+
+def test_freed_memory_is_kept_while_asked_for_and_in_nested_blocks(monkeypatch):
+    asked = []
+    monkeypatch.setattr(runtime, "_mallopt", lambda: lambda option, value: asked.append(value))
+    with pytest.raises(RuntimeError, match="on purpose"), runtime.memory_kept():
+        with runtime.memory_kept():
+            pass
+        assert asked == [2**30, 2**31 - 1]
+        raise RuntimeError("on purpose")
+    assert asked == [2**30, 2**31 - 1, 2**25, 2**26]
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc alone is told")
+def test_a_tensor_gets_the_pages_of_the_last_one():
+    def faults():
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        torch.ones(2**24)  # 64 MB, 16,384 pages
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    with runtime.memory_kept():
+        faults()
+        assert faults() < 1000
