@@ -14,7 +14,7 @@ it, so a capture sees what the norm is given.
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -117,20 +117,64 @@ class SetAttention(nn.Module):
         mlp, seeds = self.i_proj, len(self.i_proj.weight)
         size = self.head_size
         keys, values = (x.weight.unflatten(-1, (-1, size)) for x in (self.k_proj, self.v_proj))
-        # The axes: s seed, b set, h head, d feature of a head, w and v features of an item.
+        # The axes: seed, set, head, feature.
         q = by_seed(self.q_proj(query)[:, 0], seeds).unflatten(-1, (-1, size)) / math.sqrt(size)
-        asked = torch.einsum("sbhd,swhd->sbhw", q, keys)
+        asked = _map_heads(q, keys.permute(0, 2, 3, 1))
         # The bias of `i_proj` would add the same number to all logits of a set, which no softmax
         # here is changed by.
-        asked = torch.einsum("sbhw,svw->sbhv", asked, mlp.weight)
-        logits = torch.bmm(asked.flatten(0, 1), hidden.transpose(1, 2))
+        asked = torch.bmm(asked.flatten(1, 2), mlp.weight.mT)
+        both: dict[str, Tensor] = {}
+        logits = _Ask.apply(asked.view(len(hidden), -1, hidden.shape[-1]), hidden, both)
         weights = self.softmax(logits)
-        pooled = by_seed(torch.bmm(weights, hidden), seeds)
-        mass = by_seed(weights.sum(dim=-1), seeds)
-        pooled = torch.einsum("sbhv,svw->sbhw", pooled, mlp.weight)
-        pooled = pooled + torch.einsum("sbh,sw->sbhw", mass, mlp.bias)
-        heads = torch.einsum("sbhw,swhd->sbhd", pooled, values).flatten(0, 1)
+        pooled = by_seed(_Pool.apply(weights, hidden, both), seeds)
+        mass = by_seed(weights.sum(dim=-1, keepdim=True), seeds)
+        assert mlp.bias is not None
+        shift = mass.flatten(1, 2) * mlp.bias[:, None]
+        pooled = torch.baddbmm(shift, pooled.flatten(1, 2), mlp.weight).view(pooled.shape)
+        heads = _map_heads(pooled, values.permute(0, 2, 1, 3)).flatten(0, 1)
         return self.o_proj(self.norm(self.softmax.norm(heads)).flatten(1)[:, None]), weights
+
+
+def _map_heads(x: Tensor, maps: Tensor) -> Tensor:
+    """(seeds, batch, heads, inputs) by each head's own map, (seeds, heads, inputs, outputs)."""
+    return (x.transpose(1, 2) @ maps).transpose(1, 2)
+
+
+class _Ask(torch.autograd.Function):
+    """Logits of what is asked (batch, heads, width) about the items (batch, n, width).
+
+    The items are used again by `_Pool`, and the gradient of each use is an outer product, as large
+    as all items. `_Pool` leaves its factors in `both`, for one product of twice the depth here.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, asked: Tensor, hidden: Tensor, both: dict[str, Tensor]) -> Tensor:
+        ctx.save_for_backward(asked, hidden)
+        ctx.both = both
+        return torch.bmm(asked, hidden.transpose(1, 2))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        asked, hidden = ctx.saved_tensors
+        left = torch.cat([gradient, ctx.both["weights"]], dim=1)
+        right = torch.cat([asked, ctx.both["gradient"]], dim=1)
+        return torch.bmm(gradient, hidden), torch.bmm(left.transpose(1, 2), right), None
+
+
+class _Pool(torch.autograd.Function):
+    """The items (batch, n, width) by their weights (batch, heads, n), summed."""
+
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, hidden: Tensor, both: dict[str, Tensor]) -> Tensor:
+        ctx.save_for_backward(weights, hidden)
+        ctx.both = both
+        return torch.bmm(weights, hidden)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        weights, hidden = ctx.saved_tensors
+        ctx.both |= {"weights": weights, "gradient": gradient}
+        return torch.bmm(gradient, hidden.transpose(1, 2)), None, None
 
 
 class Answer(NamedTuple):

@@ -21,9 +21,9 @@ from llmprobe.results import Provenance, Result
 from llmprobe.synthetic.training import BLOCK, Training
 from llmprobe.synthetic.variants import trained_as
 
-STACK = 16
+STACK = 32
 """Seeds that are trained as one computation; more gain nothing on a CPU."""
-_WIDE, _ACTIVATIONS = 2048, 2**27
+_WIDE, _ACTIVATIONS = 4096, 2**27
 """Widths and activations of a stack together: large networks fill a processor by themselves."""
 Numbers = dict[str, NDArray[Any]]
 Advance = Callable[[int, str], object]

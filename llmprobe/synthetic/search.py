@@ -17,8 +17,11 @@ from numpy.typing import NDArray
 from llmprobe.runtime import numpy_generator
 from llmprobe.synthetic.choices import ChoicePlan
 from llmprobe.synthetic.findings import WEIGHTS, SearchResult
-from llmprobe.synthetic.planning import STACK, Done, Piece, initial_share
+from llmprobe.synthetic.planning import Done, Piece, initial_share
 from llmprobe.synthetic.trials import SCORES
+
+STACK = 16
+"""Trainings as one computation, in pairs: few settings have the same width and depth."""
 
 
 class Range(NamedTuple):

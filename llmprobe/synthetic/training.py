@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from llmprobe.runtime import torch_generator, without_denormals
+from llmprobe.runtime import memory_kept, torch_generator, without_denormals
 from llmprobe.synthetic.averaging import Average, Averaging, Bema, Ema
 from llmprobe.synthetic.checkpoints import check_same, read_checkpoint, write_checkpoint
 from llmprobe.synthetic.layers import Drop, SeedDropout, no_drop
@@ -178,7 +178,8 @@ def train(
         run.load(checkpoint)
     saved = time.monotonic()
     while run.step < training.steps:
-        with without_denormals():  # sharp attention has weights, and gradients, of that size
+        # Sharp attention has weights, and gradients, of that size.
+        with without_denormals(), memory_kept():
             loss, accuracy = run.block()
         report(run.step, loss, accuracy)
         late = time.monotonic() - saved > SECONDS

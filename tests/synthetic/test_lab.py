@@ -118,12 +118,12 @@ def test_the_runs_own_network_is_its_first_variant_not_the_first_file(tmp_path, 
 
 
 def test_parts_may_be_named_in_any_order_and_a_seed_of_a_later_stack_is_found(tmp_path):
-    options = SMALL | {"steps": 3, "seeds": 18, "lengths": [16], "sets": 8}
+    options = SMALL | {"steps": 3, "seeds": 34, "lengths": [16], "sets": 8}
     result = train_synthetic("argmax", "layernorm+ssmax", **options, output=tmp_path)
     assert len(list(tmp_path.glob("checkpoints/*[0-9].safetensors"))) == 2
-    network = load_synthetic(tmp_path, "ssmax+layernorm", seed=17)
-    assert network.seeds == (17,)
-    assert evaluate(network, 16, 8).accuracy[0] == result.accuracy[0, 17, 0]
+    network = load_synthetic(tmp_path, "ssmax+layernorm", seed=33)
+    assert network.seeds == (33,)
+    assert evaluate(network, 16, 8).accuracy[0] == result.accuracy[0, 33, 0]
 
 
 def test_a_network_that_is_not_trained_to_its_end_or_of_another_version_is_refused(tmp_path):
