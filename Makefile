@@ -2,19 +2,22 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+PEERS := .venv-peers/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow lint bench figures desk clean
+.PHONY: help demo test test-slow lint bench bench-full bench-check figures desk clean
 
 help:
-	@echo "make demo       set up .venv and run the main job"
-	@echo "make test       set up .venv and run the tests (a few minutes, offline)"
-	@echo "make test-slow  the tests that take longer"
-	@echo "make lint       ruff and mypy"
-	@echo "make bench      the benchmarks: ratios measured in one run"
-	@echo "make figures    all recipes at their quick scale, into runs/figures (minutes, offline)"
-	@echo "make desk       the trainings behind figures/ (hours on 2 cores; goes on if stopped)"
-	@echo "make clean      remove .venv, runs/ and caches"
+	@echo "make demo         set up .venv and run the main job"
+	@echo "make test         set up .venv and run the tests (a few minutes, offline)"
+	@echo "make test-slow    the tests that take longer"
+	@echo "make lint         ruff and mypy"
+	@echo "make bench        against plain hooks, nnsight and TransformerLens, in one run (a quarter of an hour)"
+	@echo "make bench-full   the same with longer prompts (more than an hour)"
+	@echo "make bench-check  has a ratio lost 20 % since benchmarks/baseline.json?"
+	@echo "make figures      all recipes at their quick scale, into runs/figures (minutes, offline)"
+	@echo "make desk         the trainings behind figures/ (hours on 2 cores; goes on if stopped)"
+	@echo "make clean        remove .venv, runs/ and caches"
 
 # The stamp is newer than what it was made from, so a second run starts at once.
 $(READY): pyproject.toml constraints.txt
@@ -38,11 +41,24 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(READY)
-	$(BIN)/python benchmarks/moments.py
-	$(BIN)/python benchmarks/capture.py
-	$(BIN)/python benchmarks/training.py
-	$(BIN)/python benchmarks/games.py
+# The peers have an environment of their own: nothing here depends on them.
+# SMOLLM2=FILE.gguf measures that model in place of random weights of its shape.
+$(PEERS): pyproject.toml constraints.txt benchmarks/requirements.txt
+	$(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[gguf]' -r benchmarks/requirements.txt
+	touch $@
+
+BENCH := .venv-peers/bin/python benchmarks/run.py $(if $(SMOLLM2),--smollm2 $(SMOLLM2))
+
+bench: $(PEERS)
+	$(BENCH)
+
+bench-full: $(PEERS)
+	$(BENCH) --full
+
+bench-check: $(PEERS)
+	-$(BENCH)
+	.venv-peers/bin/python benchmarks/check.py runs/bench/bench.json
 
 RECIPES := proposition_1 figure_1_llm_variance figure_2_feature_distributions \
 	figure_3_global_shift figure_4_attention_weights head_decay_map table_argmax \
@@ -74,5 +90,5 @@ desk: $(READY)
 	$(RECIPE)/othello_length.py --schedule cosine
 
 clean:
-	rm -rf .venv runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-peers runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

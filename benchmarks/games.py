@@ -1,24 +1,22 @@
-"""What playing thousands of Othello games at once gains over one game after another.
-
-    python benchmarks/games.py --games 65536 --repeats 5
+"""Case f: what playing thousands of Othello games at once gains over one game after another.
 
 The plain game is what one writes first: a list of 64 squares, and from every empty square a walk in
-8 directions. Games of the engine must be legal by the plain game, move by move; then the engine
-must play at least 300 times as many in a second. Seconds are of the clock and of the processor: the
-second stays honest on a machine that has other work.
+8 directions. Games of the engine must be legal by the plain game, move by move; then games a second
+by the clock, and the gain over plain by the processor, which stays honest on a machine that has
+other work.
 """
 
-import argparse
 import random
-import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from measure import alternate
+from report import Finding, Options, alone, compare
 
 from llmprobe.synthetic.othello import BLOCK, random_games
 
 SPEEDUP = 300.0
+GAMES_A_SECOND = 100_000
 N_PLAIN = 20
 N_CHECKED = 200
 STEPS = [(row, column) for row in (-1, 0, 1) for column in (-1, 0, 1) if row or column]
@@ -90,40 +88,42 @@ def count_illegal(n: int) -> int:
     return illegal
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--games", type=int, default=8 * BLOCK)
-    parser.add_argument("--repeats", type=int, default=5)
-    arguments = parser.parse_args()
-
-    illegal = count_illegal(N_CHECKED)
+def run(options: Options) -> Iterator[Finding]:
+    n_games = (32 if options.full else 8) * BLOCK
     generator = random.Random(0)
-    counts = {"plain": N_PLAIN, "engine": arguments.games, "engine, 2 threads": arguments.games}
     work: dict[str, Callable[[], None]] = {
         "plain": lambda: play_plain(N_PLAIN, generator),
-        "engine": lambda: play_engine(arguments.games, 1),
-        "engine, 2 threads": lambda: play_engine(arguments.games, 2),
+        "1 thread": lambda: play_engine(n_games, 1),
+        "2 threads": lambda: play_engine(n_games, 2),
     }
     processor: dict[str, list[float]] = {name: [] for name in work}
 
     def timed(name: str) -> Callable[[], None]:
-        def run() -> None:
+        def play() -> None:
             start = time.process_time()
             work[name]()
             processor[name].append(time.process_time() - start)
 
-        return run
+        return play
 
-    timing = alternate({name: timed(name) for name in work}, rounds=arguments.repeats)
-    seconds = {name: statistics.median(times[1:]) for name, times in processor.items()}
-    for name, n in counts.items():
-        rate = f"{n / timing[name].median:9,.0f} games a second (best {n / timing[name].low:,.0f})"
-        print(f"{name:<20}  {rate}, {n / seconds[name]:,.0f} a second of the processor")
-    ratio = counts["engine"] / seconds["engine"] / (N_PLAIN / seconds["plain"])
-    print(f"illegal games         {illegal:9} of {N_CHECKED}    (limit 0)")
-    print(f"times as fast         {ratio:9,.0f} by the processor    (at least {SPEEDUP:.0f})")
-    raise SystemExit(ratio < SPEEDUP or illegal > 0)
-
-
-if __name__ == "__main__":
-    main()
+    illegal = count_illegal(N_CHECKED)
+    timing = alternate({name: timed(name) for name in work}, rounds=9 if options.full else 5)
+    best = min(("1 thread", "2 threads"), key=lambda name: timing[name].median)
+    games = [n_games / seconds for seconds in timing[best].times]
+    yield alone(
+        "f",
+        f"Othello games, of {GAMES_A_SECOND:,} a second",
+        [rate / GAMES_A_SECOND for rate in games],
+        target=1,
+        note=f"{n_games / timing[best].median:,.0f} games a second with {best}",
+    )
+    yield compare(
+        "f",
+        "Othello: times as fast as a plain game, by the processor",
+        [seconds / n_games for seconds in processor["1 thread"][1:]],  # the first warmed up
+        [seconds / N_PLAIN for seconds in processor["plain"][1:]],
+        unit="s",
+        target=SPEEDUP,
+        note=f"{illegal} of {N_CHECKED} games illegal by the plain one",
+        equal=illegal == 0,
+    )
