@@ -6,6 +6,7 @@ library raises on purpose become one line on stderr and exit code 1; wrong usage
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import Annotated, Any, NoReturn
@@ -79,6 +80,8 @@ for _command, _example in _EXAMPLES.items():
 
 def main() -> None:
     """The console script."""
+    # A scheduler that ends a job gets what Ctrl-C gets: finished pieces are kept, and it is said.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         raise SystemExit(app(standalone_mode=False))
     except _UsageError as error:

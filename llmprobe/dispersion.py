@@ -24,15 +24,14 @@ from llmprobe.discovery import AttentionLayer, LayerChoice
 from llmprobe.kinds import AttentionResult
 from llmprobe.models import LoadedModel
 from llmprobe.patterns import Rows, capture_rows
-from llmprobe.preparing import DEFAULT_LENGTHS, Prepared, prepare
+from llmprobe.preparing import DEFAULT_LENGTHS, NOT_RECORDED, Prepared, prepare
 from llmprobe.rows import AttentionCall, listening
-from llmprobe.stats import Moments
-from llmprobe.sweeps import SweepPlan, run_sweep
+from llmprobe.sweeps import Consume, SweepPlan
+from llmprobe.tallies import OF_ROWS, AttentionTally
+from llmprobe.units import run_units
 
 _N_TOP = 16
-_N_EXAMPLES = 32
 _KEPT_SERIES = 32
-_OF_ROWS = ("entropy", "effective", "first", "mass")
 
 
 def probe_attention(
@@ -49,12 +48,14 @@ def probe_attention(
     seed: int = 0,
     batch_tokens: int | None = None,
     tokenizer: Any = None,
+    output: str | Path | None = None,
+    overwrite: bool = False,
     on_plan: Callable[[SweepPlan], object] = lambda plan: None,
     advance: Callable[[int], object] = lambda n_tokens: None,
 ) -> AttentionResult:
     """Probe the attention row of each prompt's last token, by head; arguments as in
     `probe_variance`."""
-    arguments = {k: v for k, v in locals().items() if k not in ("model", "on_plan", "advance")}
+    arguments = {k: v for k, v in locals().items() if k not in NOT_RECORDED}
     ready = prepare(
         model,
         lengths,
@@ -72,26 +73,30 @@ def probe_attention(
         arguments=arguments,
     )
     on_plan(ready.plan)
-    tallies = {lengths: _Tally(ready.layers) for lengths in ready.plan.passes()}
     numbers = [layer.layer for layer in ready.layers]
 
-    def consume(
-        indices: list[int], lengths: tuple[int, ...], parts: list[Mapping[int, "_Seen"]]
-    ) -> None:
-        for number in numbers:
-            tallies[lengths].update(number, parts[0][number], indices)
+    def consume(tally: AttentionTally) -> Consume:
+        def take(
+            indices: list[int], lengths: tuple[int, ...], parts: list[Mapping[int, _Seen]]
+        ) -> None:
+            for number in numbers:
+                seen = parts[0][number]
+                tally.update(number, seen.rows, seen.heads, seen.values, indices)
 
-    with torch.inference_mode():
-        run_sweep(
-            ready.model,
-            ready.prompts,
-            ready.plan,
-            observe=lambda positions: _observe(ready, positions),
-            consume=consume,
-            may_chunk=lambda: False,  # rows and values are wanted of the whole prompt at once
-            advance=advance,
-        )
-    return _summarize(ready, list(tallies.values()))
+        return take
+
+    return run_units(
+        ready,
+        kind="attention",
+        output=None if output is None else Path(output),
+        overwrite=overwrite,
+        tally=lambda: AttentionTally(ready.layers),
+        observe=lambda positions: _observe(ready, positions),
+        consume=consume,
+        may_chunk=lambda: False,  # rows and values are wanted of the whole prompt at once
+        advance=advance,
+        summarize=lambda tallies: _summarize(ready, tallies),
+    )
 
 
 @dataclass(frozen=True)
@@ -139,46 +144,22 @@ def _value_moments(value: Tensor, positions: list[int]) -> tuple[Tensor, Tensor]
     return x.cumsum(1)[:, index] / counts, x.square().cumsum(1)[:, index] / counts
 
 
-class _Tally:
-    """The statistics of one pass: all its lengths, all layers."""
-
-    def __init__(self, layers: Sequence[AttentionLayer]) -> None:
-        numbers = [layer.layer for layer in layers]
-        self.of_rows = {n: {name: Moments() for name in _OF_ROWS} for n in numbers}
-        self.squares = {n: Moments() for n in numbers}
-        self.heads = {n: Moments() for n in numbers}
-        self.values = {n: (Moments(), Moments()) for n in numbers}
-        self.top: dict[int, dict[int, Tensor]] = {n: {} for n in numbers}
-
-    def update(self, layer: int, seen: _Seen, indices: list[int]) -> None:
-        for name, moments in self.of_rows[layer].items():
-            moments.update(getattr(seen.rows, name))
-        self.squares[layer].update(1 / seen.rows.effective)
-        self.heads[layer].update(seen.heads)
-        if seen.values is not None:
-            for moments, x in zip(self.values[layer], seen.values, strict=True):
-                moments.update(x)
-        for row, index in enumerate(indices):
-            if index < _N_EXAMPLES:
-                self.top[layer][index] = seen.rows.top[row].to(torch.float32, copy=True)
-
-
-def _summarize(ready: Prepared, tallies: list[_Tally]) -> AttentionResult:
+def _summarize(ready: Prepared, tallies: list[AttentionTally]) -> AttentionResult:
     columns: dict[str, list[NDArray[Any]]] = {}
     top: list[NDArray[np.float32]] = []
     notes = ready.warnings
     for layer in ready.layers:
         number = layer.layer
         row: dict[str, NDArray[Any]] = {}
-        for name in _OF_ROWS:
-            summaries = [tally.of_rows[number][name].summary() for tally in tallies]
+        for name in OF_ROWS:
+            summaries = [tally.moments[number, name].summary() for tally in tallies]
             row[name] = np.concatenate([summary.mean for summary in summaries]).T
             row[f"{name}_std"] = np.concatenate([summary.std for summary in summaries]).T
-        counts = [tally.of_rows[number]["mass"].summary() for tally in tallies]
+        counts = [tally.moments[number, "mass"].summary() for tally in tallies]
         row["n_prompts"] = np.concatenate([summary.count for summary in counts]).T
         if (row["n_prompts"] < ready.plan.n_prompts).any():
             notes += (f"NaN or infinity in layer {number}, left out of statistics",)
-        heads = [tally.heads[number].summary().variance.mean(axis=-1) for tally in tallies]
+        heads = [t.moments[number, "heads"].summary().variance.mean(axis=-1) for t in tallies]
         row["measured_variance"] = np.concatenate(heads).T
         row["predicted_variance"] = np.concatenate([_predict(t, layer) for t in tallies]).T
         row["layer"] = np.full(layer.n_heads, number)
@@ -186,8 +167,8 @@ def _summarize(ready: Prepared, tallies: list[_Tally]) -> AttentionResult:
         del row["mass_std"]
         for name, values in row.items():
             columns.setdefault(name, []).append(values)
-        parts = [torch.stack([t.top[number][i] for i in sorted(t.top[number])], 2) for t in tallies]
-        top += list(torch.cat(parts).movedim(1, 0).cpu().numpy())  # (lengths, prompts, rank) a head
+        parts = [torch.stack(tally.kept_of(number), dim=2) for tally in tallies]
+        top += list(torch.cat(parts).movedim(1, 0).numpy())  # (lengths, prompts, rank) a head
     kinds = [layer.type for layer in ready.layers for _ in range(layer.n_heads)]
     return AttentionResult(
         provenance=ready.provenance,
@@ -199,10 +180,10 @@ def _summarize(ready: Prepared, tallies: list[_Tally]) -> AttentionResult:
     )
 
 
-def _predict(tally: _Tally, layer: AttentionLayer) -> NDArray[np.float64]:
+def _predict(tally: AttentionTally, layer: AttentionLayer) -> NDArray[np.float64]:
     """Variance of the values over tokens and prompts, mean over features, times E[Σa²]."""
-    squares = tally.squares[layer.layer].summary().mean  # (lengths, heads)
-    mean, square = tally.values[layer.layer]
+    squares = tally.moments[layer.layer, "squares"].summary().mean  # (lengths, heads)
+    mean, square = (tally.moments[layer.layer, name] for name in ("value", "value_square"))
     if mean.shape is None:  # the module does not show its values
         return np.full(squares.shape, np.nan)
     variance = (square.summary().mean - mean.summary().mean ** 2).mean(axis=-1)

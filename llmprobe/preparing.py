@@ -5,7 +5,7 @@ that will weaken the numbers is noted in words.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,14 @@ from llmprobe.lengths import parse_lengths
 from llmprobe.models import LoadedModel, load_model
 from llmprobe.prompts import Prompts, make_prompts
 from llmprobe.results import Provenance
-from llmprobe.sweeps import N_GROUPS, SweepPlan, chunks_agree, plan_sweep, prefixes_agree
+from llmprobe.sweeps import SweepPlan, chunks_agree, plan_sweep, prefixes_agree
+from llmprobe.tallies import N_GROUPS
 from llmprobe.texts import read_dataset, read_text
 
 BOS = ("auto", "yes", "no")
 DEFAULT_LENGTHS = "16..1024"
+NOT_RECORDED = ("model", "output", "overwrite", "on_plan", "advance")
+"""Arguments of a probe that do not decide its numbers, or are recorded otherwise."""
 _CPU_BATCH_TOKENS = 16384
 _GPU_BATCH_TOKENS = 65536
 
@@ -41,6 +44,13 @@ class Prepared:
     def model(self) -> nn.Module:
         model: nn.Module = self.loaded.model
         return model
+
+    def configuration(self, kind: str) -> dict[str, Any]:
+        """All that decides the numbers, for a run that is to go on."""
+        told = asdict(self.provenance)
+        del told["created"]
+        plan = {name: getattr(self.plan, name) for name in ("one_pass", "batch_tokens", "chunk")}
+        return {"kind": kind} | told | plan
 
 
 def prepare(

@@ -20,19 +20,17 @@ from torch import Tensor, nn
 
 from llmprobe.capture import AT, capture_attention
 from llmprobe.decay import fit_decay, typical_std
-from llmprobe.discovery import AttentionLayer, LayerChoice, input_device
+from llmprobe.discovery import LayerChoice, input_device
 from llmprobe.kinds import VarianceResult
 from llmprobe.models import LoadedModel
-from llmprobe.preparing import DEFAULT_LENGTHS, Prepared, prepare
+from llmprobe.preparing import DEFAULT_LENGTHS, NOT_RECORDED, Prepared, prepare
 from llmprobe.prompts import DictionaryPrompts
 from llmprobe.runtime import is_out_of_memory
-from llmprobe.stats import Groups, Moments
-from llmprobe.sweeps import N_GROUPS, SweepPlan, chunks_agree, run_sweep
+from llmprobe.sweeps import Consume, SweepPlan, chunks_agree
+from llmprobe.tallies import N_FEATURES, VarianceTally
+from llmprobe.units import run_units
 
-_N_FEATURES = 5
 _KEPT_SERIES = 8
-_KEPT_PROMPTS = 256
-"""Of the values for Figure 2: enough for a picture, small enough to keep."""
 
 
 def probe_variance(
@@ -53,6 +51,8 @@ def probe_variance(
     batch_tokens: int | None = None,
     chunk: int | None = None,
     tokenizer: Any = None,
+    output: str | Path | None = None,
+    overwrite: bool = False,
     on_plan: Callable[[SweepPlan], object] = lambda plan: None,
     advance: Callable[[int], object] = lambda n_tokens: None,
 ) -> VarianceResult:
@@ -62,10 +62,12 @@ def probe_variance(
     the attention contract. `layers`, `at`: as in `capture_attention`. `prompts`: random, unigram,
     text or dictionary; unigram and text want a `text` file or a `dataset`. `query="fixed"` ends
     every prompt in the same token (Proposition 1). `component` is the feature of Figure 1,
-    `reference` the length that drifts are measured from, the shortest if None. `on_plan` is given
-    the plan before the sweep runs, `advance` the number of tokens as they are done.
+    `reference` the length that drifts are measured from, the shortest if None. With an `output`
+    folder finished parts are kept there and the result is saved; the same call goes on where it was
+    stopped. `on_plan` is given the plan before the sweep runs, `advance` the number of tokens as
+    they are done.
     """
-    arguments = {k: v for k, v in locals().items() if k not in ("model", "on_plan", "advance")}
+    arguments = {k: v for k, v in locals().items() if k not in NOT_RECORDED}
     if at not in AT:
         raise ValueError(f"at: got {at!r}, accepted: {', '.join(AT)}")
     ready = prepare(
@@ -92,61 +94,40 @@ def probe_variance(
     if not 0 <= component < size:
         raise ValueError(f"component: got {component}, accepted: 0 to {size - 1}")
     on_plan(ready.plan)
-    accuracy = _accuracy(ready)
-    tallies = _sweep(ready, at, advance)
-    return _summarize(ready, tallies, at, component, reference, accuracy)
-
-
-class _Tally:
-    """The statistics of one pass: all its lengths, all layers."""
-
-    def __init__(self, layers: Sequence[AttentionLayer], lengths: tuple[int, ...]) -> None:
-        self.lengths = lengths
-        self.outputs = {layer.layer: Groups(Moments) for layer in layers}
-        self.vectors = {layer.layer: Moments() for layer in layers}
-        self.values: dict[int, dict[int, Tensor]] = {layer.layer: {} for layer in layers}
-
-    def update(self, layer: int, x: Tensor, indices: list[int]) -> None:
-        """Take in outputs (prompts, lengths, *heads, features)."""
-        self.outputs[layer].update(x, [i % N_GROUPS for i in indices])
-        x64 = (x.cpu() if x.device.type == "mps" else x).double()
-        variance, mean = torch.var_mean(x64, dim=-1, correction=0)
-        self.vectors[layer].update(torch.stack([mean, variance], dim=-1))
-        for row, index in enumerate(indices):
-            if index < _KEPT_PROMPTS:
-                self.values[layer][index] = x[row, ..., :_N_FEATURES].to(torch.float32, copy=True)
-
-
-def _sweep(ready: Prepared, at: str, advance: Callable[[int], object]) -> list[_Tally]:
     numbers = [layer.layer for layer in ready.layers]
-    tallies = {lengths: _Tally(ready.layers, lengths) for lengths in ready.plan.passes()}
 
     def observe(positions: list[int]) -> Any:
         return capture_attention(ready.model, numbers, positions, at=at, stop=True)
 
-    def consume(
-        indices: list[int], lengths: tuple[int, ...], parts: list[Mapping[int, Tensor]]
-    ) -> None:
-        for number in numbers:
-            x = torch.cat([part[number] for part in parts], dim=1)
-            tallies[lengths].update(number, x, indices)
+    def consume(tally: VarianceTally) -> Consume:
+        def take(
+            indices: list[int], lengths: tuple[int, ...], parts: list[Mapping[int, Tensor]]
+        ) -> None:
+            for number in numbers:
+                x = torch.cat([part[number] for part in parts], dim=1)
+                tally.update(number, x, indices)
 
-    with torch.inference_mode():
-        run_sweep(
-            ready.model,
-            ready.prompts,
-            ready.plan,
-            observe=observe,
-            consume=consume,
-            may_chunk=lambda: chunks_agree(ready.model, ready.prompts, ready.layers),
-            advance=advance,
-        )
-    return list(tallies.values())
+        return take
+
+    return run_units(
+        ready,
+        kind="variance",
+        output=None if output is None else Path(output),
+        overwrite=overwrite,
+        tally=lambda: VarianceTally(ready.layers),
+        observe=observe,
+        consume=consume,
+        may_chunk=lambda: chunks_agree(ready.model, ready.prompts, ready.layers),
+        advance=advance,
+        summarize=lambda tallies: _summarize(
+            ready, tallies, at, component, reference, _accuracy(ready)
+        ),
+    )
 
 
 def _summarize(
     ready: Prepared,
-    tallies: list[_Tally],
+    tallies: list[VarianceTally],
     at: str,
     component: int,
     reference: int,
@@ -156,20 +137,18 @@ def _summarize(
     columns: dict[str, list[NDArray[Any]]] = {}
     notes = ready.warnings
     for layer in ready.layers:
-        total = [tally.outputs[layer.layer].total().summary() for tally in tallies]
+        outputs = [tally.groups[layer.layer, "outputs"] for tally in tallies]
+        total = [groups.total().summary() for groups in outputs]
         mean, std, count = (_by_series(total, name, heads) for name in ("mean", "std", "count"))
-        vector = [tally.vectors[layer.layer].summary() for tally in tallies]
+        vector = [tally.moments[layer.layer, "vectors"].summary() for tally in tallies]
         across = _by_series(vector, "mean", heads)  # (series, lengths, mean and variance)
-        groups = sorted(tallies[0].outputs[layer.layer].parts)
         without = [
             typical_std(
-                _by_series(
-                    [t.outputs[layer.layer].without(g).summary() for t in tallies], "std", heads
-                )
+                _by_series([groups.without(g).summary() for groups in outputs], "std", heads)
             )
-            for g in groups
+            for g in sorted(outputs[0].parts)
         ]
-        sizes = list(tallies[0].outputs[layer.layer].sizes().values())
+        sizes = list(outputs[0].sizes().values())
         row = _columns(mean, std, across, component, ready.lengths.index(reference))
         decay, reasons = _decay(ready.lengths, typical_std(std), np.array(without), sizes)
         row |= decay
@@ -194,7 +173,7 @@ def _summarize(
         layer_type=tuple(kinds),
         warnings=notes,
         accuracy=accuracy,
-        features=np.arange(min(_N_FEATURES, _feature_values(ready, tallies, heads).shape[2])),
+        features=np.arange(min(N_FEATURES, _feature_values(ready, tallies, heads).shape[2])),
         feature_values=_feature_values(ready, tallies, heads),
         **series,
     )
@@ -241,16 +220,13 @@ def _decay(
     return {name: getattr(decay, name) for name in VarianceResult.by_series}, reasons
 
 
-def _feature_values(ready: Prepared, tallies: list[_Tally], heads: bool) -> NDArray[np.float32]:
+def _feature_values(
+    ready: Prepared, tallies: list[VarianceTally], heads: bool
+) -> NDArray[np.float32]:
     """(kept series, lengths, features, prompts)"""
     kept: list[NDArray[np.float32]] = []
     for layer in ready.layers:
-        parts = []
-        for tally in tallies:
-            by_prompt = tally.values[layer.layer]
-            parts.append(
-                torch.stack([by_prompt[i] for i in sorted(by_prompt)], dim=-1).cpu().numpy()
-            )
+        parts = [torch.stack(tally.kept_of(layer.layer), dim=-1).numpy() for tally in tallies]
         joined = np.concatenate(parts)  # (lengths, *heads, features, prompts)
         kept += list(np.moveaxis(joined, 1, 0)) if heads else [joined]
         if len(kept) >= _KEPT_SERIES:

@@ -25,9 +25,8 @@ from llmprobe.discovery import AttentionLayer, attention_layers, input_device
 from llmprobe.errors import OutOfMemoryError
 from llmprobe.prompts import Prompts
 from llmprobe.runtime import is_out_of_memory
+from llmprobe.tallies import N_GROUPS
 
-N_GROUPS = 16
-"""Of prompts, for the jackknife. Prompt i is in group i mod 16, however many prompts there are."""
 _SMALLEST_CHUNK = 64
 _EFFICIENCY = 0.4
 """Share of the matmul rate that a forward reaches, for the estimate of time."""
@@ -36,6 +35,20 @@ Observe = Callable[[list[int]], AbstractContextManager[Mapping[int, Any]]]
 """Attach a capture for these positions; the mapping it gives is filled by the forward."""
 Consume = Callable[[list[int], tuple[int, ...], list[Mapping[int, Any]]], None]
 """Take in the prompts' numbers, their lengths, and what was captured, in parts by positions."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Prompts of one pass: what a process does at a time, and what is kept once it is done."""
+
+    name: str
+    lengths: tuple[int, ...]
+    """What the pass serves; the last one is how long its prompts are."""
+    batches: tuple[tuple[int, ...], ...]
+
+    @property
+    def n_tokens(self) -> int:
+        return self.lengths[-1] * sum(map(len, self.batches))
 
 
 @dataclass(frozen=True)
@@ -59,6 +72,21 @@ class SweepPlan:
     def passes(self) -> list[tuple[int, ...]]:
         """The lengths that each pass serves; the last one is how long its prompts are."""
         return [self.lengths] if self.one_pass else [(length,) for length in self.lengths]
+
+    def units(self) -> list[Unit]:
+        """All of the work, the same whoever does it: at most as many units a pass as groups."""
+        # By groups, so that a batch touches few of them.
+        order = sorted(range(self.n_prompts), key=lambda i: (i % N_GROUPS, i))
+        units = []
+        for lengths in self.passes():
+            size = max(self.batch_tokens // lengths[-1], 1)
+            batches = [tuple(order[at : at + size]) for at in range(0, len(order), size)]
+            n_units = min(N_GROUPS, len(batches))
+            for n in range(n_units):
+                first, end = (len(batches) * k // n_units for k in (n, n + 1))
+                name = f"{lengths[0]}-{lengths[-1]}.{n}"
+                units.append(Unit(name, lengths, tuple(batches[first:end])))
+        return units
 
     def describe(self) -> str:
         how = "one pass for all lengths" if self.one_pass else "one pass a length"
@@ -189,34 +217,27 @@ def _agree(model: nn.Module, a: Tensor, b: Tensor, *, strictly: bool = False) ->
     return bool((a - b).square().mean().sqrt() <= (1e-3 if exact else 0.02) * scale)
 
 
-def run_sweep(
+def run_unit(
     model: nn.Module,
     prompts: Prompts,
-    plan: SweepPlan,
+    unit: Unit,
     *,
+    chunk: int | None,
     observe: Observe,
     consume: Consume,
     may_chunk: Callable[[], bool],
     advance: Callable[[int], object] = lambda n_tokens: None,
 ) -> None:
-    """Run the plan; `advance` is told of every token that is done.
+    """Run the batches of a unit; `advance` is told of every token that is done.
 
     `may_chunk` is asked, once memory has run out, whether prompts may be cut into chunks.
     """
-    # By groups, so that a batch touches few of them.
-    order = sorted(range(plan.n_prompts), key=lambda i: (i % N_GROUPS, i))
-    if not plan.one_pass:
-        _forget_lengths(model, prompts)
-    for lengths in plan.passes():
-        length = lengths[-1]
-        size = max(plan.batch_tokens // length, 1)
-        for start in range(0, len(order), size):
-            indices = order[start : start + size]
-            _run_batch(model, prompts, indices, lengths, plan.chunk, observe, consume, may_chunk)
-            advance(len(indices) * length)
+    for batch in unit.batches:
+        _run_batch(model, prompts, list(batch), unit.lengths, chunk, observe, consume, may_chunk)
+        advance(len(batch) * unit.lengths[-1])
 
 
-def _forget_lengths(model: nn.Module, prompts: Prompts) -> None:
+def forget_lengths(model: nn.Module, prompts: Prompts) -> None:
     """A short prompt makes dynamic scaling of positions forget the longer ones before it."""
     with torch.inference_mode():
         # Two tokens: attention that answers for the last one alone needs one to look at.

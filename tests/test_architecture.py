@@ -13,18 +13,18 @@ ROWS = [
     {"stats", "decay", "lengths", "storage", "plots", "rows", "texts", "prompts"}
     | {"synthetic.layers", "synthetic.variants", "synthetic.averaging", "synthetic.optimizer"}
     | {"synthetic.othello", "synthetic.pairs"},
-    {"results", "models", "discovery"}
+    {"results", "models", "discovery", "checkpoints"}
     | {"synthetic.tasks", "synthetic.softmaxes", "synthetic.decoder"}
-    | {"synthetic.charts", "synthetic.checkpoints"},
-    {"hooks", "queries", "synthetic.network", "synthetic.complement", "synthetic.training"}
-    | {"synthetic.trials", "synthetic.workspace"}
+    | {"synthetic.charts"},
+    {"hooks", "queries", "workspace", "tallies"}
+    | {"synthetic.network", "synthetic.complement", "synthetic.training", "synthetic.trials"}
     | {"synthetic.legal_charts", "synthetic.search_charts"},
     {"capture", "patterns", "synthetic.planning", "synthetic.scoring"}
     | {"synthetic.outcomes", "synthetic.legality", "synthetic.findings"},
     {"checks", "sweeps", "kinds", "synthetic.evaluation", "synthetic.choices", "synthetic.tables"},
     {"preparing", "reports", "synthetic.sets", "synthetic.search", "synthetic.runs"},
-    {"probing", "dispersion", "synthetic.lab"},
-    {"commands.options"},
+    {"units", "synthetic.lab"},
+    {"probing", "dispersion", "commands.options"},
     {"commands.probes", "commands.saved", "commands.trainer", "commands.listing"},
     {"cli"},
 ]

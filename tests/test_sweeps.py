@@ -15,7 +15,7 @@ from llmprobe import (
     probe_variance,
 )
 from llmprobe.prompts import make_prompts
-from llmprobe.sweeps import chunks_agree, plan_sweep, prefixes_agree, run_sweep
+from llmprobe.sweeps import chunks_agree, forget_lengths, plan_sweep, prefixes_agree, run_unit
 from llmprobe.synthetic.network import SetNetwork
 
 LENGTHS = (4, 8, 24, 100)
@@ -51,16 +51,21 @@ def sweep(model, prompts, *, one_pass=True, batch_tokens=256, chunk=None):
                     assert key not in found
                     found[key] = x[row, column]
 
+    if not one_pass:
+        forget_lengths(model, prompts)
     with torch.inference_mode():
-        run_sweep(
-            model,
-            prompts,
-            plan,
-            observe=observe,
-            consume=consume,
-            may_chunk=lambda: chunks_agree(model, prompts, layers),
-            advance=done.append,
-        )
+        for unit in plan.units():
+            run_unit(
+                model,
+                prompts,
+                unit,
+                chunk=chunk,
+                observe=observe,
+                consume=consume,
+                may_chunk=lambda: chunks_agree(model, prompts, layers),
+                advance=done.append,
+            )
+            assert sum(done) <= plan.n_tokens
     assert sum(done) == plan.n_tokens
     return found
 
@@ -76,6 +81,34 @@ def test_one_pass_equals_a_pass_a_length(family):
     model, prompts = tiny(family), prompts_for()
     assert prefixes_agree(model, prompts, LENGTHS, attention_layers(model))
     check_same(sweep(model, prompts), sweep(model, prompts, one_pass=False))
+
+
+@pytest.mark.parametrize("n_prompts", [2, 5, 16, 37, 100])
+@pytest.mark.parametrize("one_pass", [False, True])
+@pytest.mark.parametrize("batch_tokens", [1, 100, 250, 10_000])
+def test_units_have_every_prompt_of_every_pass_once(n_prompts, one_pass, batch_tokens):
+    model = tiny("llama")
+    plan = plan_sweep(
+        model,
+        attention_layers(model),
+        LENGTHS,
+        n_prompts=n_prompts,
+        one_pass=one_pass,
+        batch_tokens=batch_tokens,
+        chunk=None,
+    )
+    units = plan.units()
+    assert len({unit.name for unit in units}) == len(units)
+    assert sum(unit.n_tokens for unit in units) == plan.n_tokens
+    for lengths in plan.passes():
+        own = [unit for unit in units if unit.lengths == lengths]
+        assert 1 <= len(own) <= 16
+        batches = [batch for unit in own for batch in unit.batches]
+        assert sorted(i for batch in batches for i in batch) == list(range(n_prompts))
+        assert max(len(batch) for batch in batches) <= max(batch_tokens // lengths[-1], 1)
+        # Nobody waits for one that has much more to do.
+        sizes = [len(unit.batches) for unit in own]
+        assert max(sizes) - min(sizes) <= 1
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 100, 250, 10_000])

@@ -49,9 +49,16 @@ Chunk = Annotated[
     int | None, typer.Option(help="Cut long prompts into chunks of so many tokens (less memory).")
 ]
 Output = Annotated[
-    Path | None, typer.Option(help="Folder for the result; runs/COMMAND-MODEL if not given.")
+    Path | None,
+    typer.Option(
+        help="Folder for the result; the same command goes on there where it was stopped. "
+        "runs/COMMAND-MODEL if not given."
+    ),
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a result that is there.")]
+Overwrite = Annotated[
+    bool,
+    typer.Option("--overwrite", help="Replace a result that is there, or another unfinished run."),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No plan and no progress on stderr.")]
@@ -59,10 +66,9 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="No plan and no progress on
 
 def check_target(target: Path, overwrite: bool) -> None:
     """Find out before the work, not after it, whether its result can be kept."""
-    if target.exists() and not overwrite:
-        raise ValueError(f"{target} is already there; use --overwrite or another --output")
-    if target.is_symlink() or (target.exists() and not (target / "result.json").is_file()):
-        raise ValueError(f"{target} is there and is no result; use another --output")
+    from llmprobe.workspace import check_probe
+
+    check_probe(target, overwrite=overwrite)
     above = next(parent for parent in target.absolute().parents if parent.exists())
     try:
         Path(tempfile.mkdtemp(prefix=".llmprobe-", dir=above)).rmdir()

@@ -158,7 +158,7 @@ def _probe(command: str, **options: Any) -> None:
     """What `variance` and `attention` share: load, plan, run with a bar, save, print."""
     from llmprobe.discovery import parse_layers
     from llmprobe.models import load_model
-    from llmprobe.runtime import progress
+    from llmprobe.runtime import process, progress
 
     model, output = options.pop("model"), options.pop("output")
     dry_run, as_json, quiet = (options.pop(name) for name in ("dry_run", "as_json", "quiet"))
@@ -178,14 +178,20 @@ def _probe(command: str, **options: Any) -> None:
             if dry_run:
                 typer.echo(plan.describe())
                 raise typer.Exit
-            if not quiet:
+            if not quiet and process().is_main:
                 typer.echo(f"{loaded.name}: {plan.describe()}", err=True)
 
-        result: SeriesResult = _probes()[command](
-            loaded, **options, on_plan=on_plan, advance=lambda n: bar.advance(task, n)
-        )
-    result.save(target, overwrite=overwrite, figures=("png", "pdf"))
-    _show(result, target, as_json)
+        options |= {"output": target, "overwrite": overwrite}
+        try:
+            result: SeriesResult = _probes()[command](
+                loaded, **options, on_plan=on_plan, advance=lambda n: bar.advance(task, n)
+            )
+        except KeyboardInterrupt:
+            if target.is_dir():
+                typer.echo(f"{target} keeps what is done; the same command goes on there", err=True)
+            raise
+    if process().is_main:
+        _show(result, target, as_json)
 
 
 def _probes() -> dict[str, Callable[..., Any]]:

@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
+from llmprobe.checkpoints import read_checkpoint
 from llmprobe.errors import CheckpointError
 from llmprobe.lengths import parse_lengths
 from llmprobe.results import Result
 from llmprobe.runtime import resolve_device
 from llmprobe.synthetic import choices
 from llmprobe.synthetic import sets as set_tasks
-from llmprobe.synthetic.checkpoints import read_checkpoint
 from llmprobe.synthetic.choices import ChoicePlan, ChoiceTraining
 from llmprobe.synthetic.planning import Plan
 from llmprobe.synthetic.runs import Watch, as_variant, run_plan
@@ -29,7 +29,7 @@ from llmprobe.synthetic.search import SearchPlan
 from llmprobe.synthetic.sets import SetPlan, SetTraining
 from llmprobe.synthetic.tasks import CHOICES, find_choice, find_task
 from llmprobe.synthetic.training import Training, train
-from llmprobe.synthetic.workspace import first_variant
+from llmprobe.workspace import first_variant
 
 _SEARCHED = {"set-complement": "mlp+prenorm", "othello": "baseline"}
 """Networks of which a search has the settings, where none is named."""

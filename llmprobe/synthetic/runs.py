@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 
+from llmprobe.checkpoints import check_same, read_checkpoint, write_checkpoint
 from llmprobe.errors import CheckpointError
 from llmprobe.kinds import load_result
 from llmprobe.results import Result
 from llmprobe.runtime import main_first, process
-from llmprobe.synthetic.checkpoints import check_same, read_checkpoint, write_checkpoint
 from llmprobe.synthetic.planning import Done, Numbers, Piece, Plan
 from llmprobe.synthetic.training import Trained, Training, train
-from llmprobe.synthetic.workspace import Workspace
+from llmprobe.workspace import Workspace, open_training
 
 Watch = Callable[[str, int, int, str], object]
 
@@ -30,7 +30,7 @@ def run_plan(
     if output is not None:
         with main_first():
             anew = overwrite and process().is_main
-            space = Workspace(output, plan.configuration(), overwrite=anew)
+            space = open_training(output, plan.configuration(), overwrite=anew)
         if space.is_finished:
             return load_result(space.folder)
     pieces = [_run_piece(piece, plan, device, space, watch) for piece in _own(plan.pieces())]

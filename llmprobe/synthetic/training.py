@@ -19,9 +19,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from llmprobe.checkpoints import check_same, read_checkpoint, write_checkpoint
 from llmprobe.runtime import memory_kept, torch_generator, without_denormals
 from llmprobe.synthetic.averaging import Average, Averaging, Bema, Ema
-from llmprobe.synthetic.checkpoints import check_same, read_checkpoint, write_checkpoint
 from llmprobe.synthetic.layers import Drop, SeedDropout, no_drop
 from llmprobe.synthetic.optimizer import SeedAdamW, clip_by_seed
 from llmprobe.synthetic.variants import AT_TEST, BASELINE, Parts, parse_variant

@@ -75,6 +75,7 @@ def places(tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "locked").mkdir(mode=0o500)
     (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "thesis.txt").write_text("mine")
     return tmp_path
 
 

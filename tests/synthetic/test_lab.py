@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from llmprobe import probe_variance
+from llmprobe.checkpoints import read_checkpoint, write_checkpoint
 from llmprobe.errors import CheckpointError
-from llmprobe.synthetic.checkpoints import read_checkpoint, write_checkpoint
 from llmprobe.synthetic.evaluation import evaluate
 from llmprobe.synthetic.lab import load_synthetic, make_plan, train_synthetic
 from llmprobe.synthetic.network import PARTS, SetNetwork

@@ -12,10 +12,10 @@ import torch
 from conftest import ROOT
 
 from llmprobe import load_result
+from llmprobe.checkpoints import read_checkpoint, write_checkpoint
 from llmprobe.errors import CheckpointError
 from llmprobe.synthetic import planning, runs
 from llmprobe.synthetic import training as training_module
-from llmprobe.synthetic.checkpoints import read_checkpoint, write_checkpoint
 from llmprobe.synthetic.outcomes import SyntheticResult
 from llmprobe.synthetic.runs import as_variant, run_plan
 from llmprobe.synthetic.sets import SetPlan, SetTraining

@@ -34,7 +34,7 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118
     except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise CheckpointError(
-            f"{path} is no readable checkpoint ({error}); remove it to train its seeds again"
+            f"{path} is no readable checkpoint ({error}); remove it to have its piece done again"
         ) from None
 
 
@@ -46,5 +46,5 @@ def check_same(where: Path, there: Mapping[str, Any], wanted: Mapping[str, Any])
     if other:
         words = ", ".join(f"{n} {there.get(n)!r} (asked: {wanted.get(n)!r})" for n in other)
         raise CheckpointError(
-            f"{where} holds another training: {words}; use another --output or --overwrite"
+            f"{where} holds another run: {words}; use another --output or --overwrite"
         )

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from llmprobe.checkpoints import check_same, read_checkpoint, write_checkpoint
 from llmprobe.errors import CheckpointError
-from llmprobe.synthetic.checkpoints import check_same, read_checkpoint, write_checkpoint
 
 TENSORS = {"a": torch.randn(3, 4), "b": torch.arange(5)}
 
@@ -26,7 +26,7 @@ def test_a_write_that_fails_leaves_the_old_one(tmp_path, monkeypatch):
     def full(*_: object, **__: object) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr("llmprobe.synthetic.checkpoints.sync", full)
+    monkeypatch.setattr("llmprobe.checkpoints.sync", full)
     with pytest.raises(OSError, match="no space"):
         write_checkpoint(path, TENSORS, {"step": 2})
     assert read_checkpoint(path)[1] == {"step": 1}

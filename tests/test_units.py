@@ -1,0 +1,188 @@
+"""A probe is the same to the bit, whoever did its units and however often it was stopped."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from llmprobe import load_result, probe_attention, probe_variance, units
+from llmprobe.errors import CheckpointError
+from llmprobe.runtime import Process
+
+OPTIONS = {"lengths": "4..32", "layers": None, "samples": 21, "batch_tokens": 100}
+PROBES = {
+    "variance": lambda **more: probe_variance("builtin", at="heads", **OPTIONS | more),
+    "attention": lambda **more: probe_attention("builtin", **OPTIONS | more),
+}
+every_probe = pytest.mark.parametrize("probe", PROBES.values(), ids=PROBES)
+RESULT = {"result.json", "arrays.npz"}
+
+
+def same(a, b):
+    """But for the second in which they were made."""
+    mine, theirs = a.to_document(), b.to_document()
+    for document in (mine, theirs):
+        document["provenance"].pop("created")
+    return str(mine) == str(theirs)
+
+
+class Killed(Exception):
+    pass
+
+
+def stop_after(n, monkeypatch):
+    """Have the n-th unit from now on fail before it is done."""
+    run, left = units.run_unit, [n]
+
+    def failing(*args, **options):
+        if not left[0]:
+            raise Killed
+        left[0] -= 1
+        run(*args, **options)
+
+    monkeypatch.setattr(units, "run_unit", failing)
+
+
+@every_probe
+@pytest.mark.parametrize("query", ["free", "fixed"])
+def test_a_probe_that_was_stopped_goes_on_to_the_same_bits(probe, query, tmp_path, monkeypatch):
+    undisturbed = probe(query=query)
+    for n in (0, 1, 3):
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            stop_after(n, patch)
+            probe(query=query, output=tmp_path / "run")
+        assert not (tmp_path / "run" / "result.json").exists()
+    assert len(list(tmp_path.glob("run/checkpoints/*.safetensors"))) == 4
+    advanced = []
+    resumed = probe(query=query, output=tmp_path / "run", advance=advanced.append)
+    assert same(resumed, undisturbed)
+    assert same(load_result(tmp_path / "run"), undisturbed)
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert names == RESULT | {f"{resumed.kind}.png", f"{resumed.kind}.pdf"}
+
+
+@every_probe
+@pytest.mark.parametrize("n_processes", [2, 3, 5])
+def test_processes_share_out_the_units_and_give_the_bits_of_one(
+    probe, n_processes, tmp_path, monkeypatch
+):
+    alone = probe()
+    done = []
+    for rank in range(n_processes):
+        # Each goes as far as the others would be waited for.
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(units, "process", lambda rank=rank: Process(rank, rank, n_processes))
+            patch.setattr(units, "_gathered", lambda states: done.append(states) or stop())
+            probe()
+    assert not set.intersection(*({*states} for states in done))
+    together = {name: state for states in done for name, state in states.items()}
+    with monkeypatch.context() as patch:
+        patch.setattr(units, "process", lambda: Process(0, 0, n_processes))
+        patch.setattr(units, "_gathered", lambda states: together)
+        assert same(probe(output=tmp_path / "run"), alone)
+
+
+def stop():
+    raise Killed
+
+
+def test_another_configuration_is_refused_with_what_differs(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        stop_after(1, patch)
+        PROBES["variance"](output=tmp_path / "run")
+    with pytest.raises(CheckpointError, match=r"seed 0 \(asked: 1\)"):
+        PROBES["variance"](output=tmp_path / "run", seed=1)
+    with pytest.raises(CheckpointError, match="'variance'"):
+        PROBES["attention"](output=tmp_path / "run")
+    other = PROBES["variance"](output=tmp_path / "run", seed=1, overwrite=True)
+    assert same(other, PROBES["variance"](seed=1))
+
+
+def test_a_result_stays_until_the_one_that_takes_its_place_is_there(tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    first = PROBES["variance"](output=run)
+    with pytest.raises(CheckpointError, match="already there"):
+        PROBES["variance"](output=run)
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        stop_after(2, patch)
+        PROBES["attention"](output=run, overwrite=True)
+    assert same(load_result(run), first)
+    second = PROBES["attention"](output=run, overwrite=True)
+    assert same(load_result(run), second)
+    assert {path.name for path in run.iterdir()} == RESULT | {"attention.png", "attention.pdf"}
+
+
+def test_a_broken_checkpoint_is_named(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        stop_after(1, patch)
+        PROBES["variance"](output=tmp_path / "run")
+    (broken,) = tmp_path.glob("run/checkpoints/*")
+    broken.write_bytes(broken.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=f"{broken.name} is no readable checkpoint"):
+        PROBES["variance"](output=tmp_path / "run")
+
+
+SHAPE = ("--at", "heads", "--layers", "all", "--lengths", "16..512", "--samples", "35")
+COMMAND = ("variance", "builtin", *SHAPE, "--quiet")
+
+
+def run_llmprobe(*options, launcher=(), **more):
+    command = [sys.executable, *launcher, "-m", "llmprobe", *COMMAND, *options]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **more)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n_processes", [2, 3])
+def test_real_processes_give_the_bits_of_one(n_processes, tmp_path):
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={n_processes}")
+    for name, how in (("alone", ()), ("together", launcher)):
+        process = run_llmprobe("--output", tmp_path / name, launcher=how, env=environment)
+        out, err = process.communicate()
+        assert process.returncode == 0, err.decode()
+        assert out.count(b"saved:") == 1
+    assert same(load_result(tmp_path / "alone"), load_result(tmp_path / "together"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_a_command_that_is_told_to_stop_says_how_to_go_on(how, tmp_path):
+    run = tmp_path / "run"
+    process = run_llmprobe("--output", run)
+    while not any(run.glob("checkpoints/*.safetensors")):
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(how)
+    out, err = process.communicate()
+    assert (process.returncode, out) == (130, b"")
+    assert err.decode().splitlines() == [
+        f"{run} keeps what is done; the same command goes on there",
+        "llmprobe: stopped",
+    ]
+    assert run_llmprobe("--output", run).wait() == 0
+
+
+@pytest.mark.slow
+def test_twenty_kills_change_nothing_and_leave_nothing(tmp_path):
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    start = time.monotonic()
+    assert run_llmprobe("--output", tmp_path / "whole", env=environment).wait() == 0
+    whole = time.monotonic() - start
+    generator = random.Random(0)
+    for _ in range(20):
+        process = run_llmprobe("--output", tmp_path / "killed", env=environment)
+        time.sleep(generator.uniform(0, 1.2 * whole))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        if (tmp_path / "killed" / "result.json").exists():
+            break
+    last = run_llmprobe("--output", tmp_path / "killed", env=environment)
+    assert last.wait() in (0, 1)  # 1 where it was finished before
+    assert same(load_result(tmp_path / "whole"), load_result(tmp_path / "killed"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["killed", "whole"]
+    names = sorted(path.name for path in (tmp_path / "whole").iterdir())
+    assert sorted(path.name for path in (tmp_path / "killed").iterdir()) == names
