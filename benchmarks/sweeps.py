@@ -195,7 +195,8 @@ def _run_plan(plan: Plan, crew: Crew) -> Iterator[Finding]:
         crew.make_room(plan, group)
         for contest in _run_group(plan, crew, group):
             contests.append(contest)
-            yield _finding(plan, contest)
+            real = plan.shape == "smollm2" and crew.options.smollm2 is not None
+            yield _finding(plan, contest, "real weights" if real else "random weights")
     if plan.share_target is not None and contests:
         best = max(contests, key=lambda contest: len(contest.lengths))
         yield alone(
@@ -257,8 +258,8 @@ def _count(plan: Plan, contest: Contest, ours: Outcome, theirs: Outcome) -> None
     contest.shares.append(needed / matmul_rate(3) / ours.seconds)
 
 
-def _finding(plan: Plan, contest: Contest) -> Finding:
-    lengths = f"lengths {min(contest.lengths)} to {max(contest.lengths)}"
+def _finding(plan: Plan, contest: Contest, weights: str) -> Finding:
+    lengths = f"{weights}, lengths {min(contest.lengths)} to {max(contest.lengths)}"
     further = f"; no further: {contest.reason}" if contest.reason else ""
     if max(contest.others) > DISTURBED:
         further += f"; DISTURBED: other work took up to {max(contest.others):.0%} of the machine"

@@ -41,9 +41,8 @@ def run_units(
     """Run the plan's units, join their tallies by pass, and summarize; with a folder, save."""
     space = None
     if output is not None:
-        with main_first():
-            anew = overwrite and process().is_main
-            space = open_probe(output, ready.configuration(kind), overwrite=anew)
+        with main_first():  # the others then find what the main process has begun
+            space = open_probe(output, ready.configuration(kind), overwrite=overwrite)
     if not ready.plan.one_pass:
         forget_lengths(ready.model, ready.prompts)
 

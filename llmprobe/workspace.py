@@ -101,6 +101,8 @@ def check_probe(folder: Path, *, overwrite: bool) -> None:
     finished = (folder / "result.json").is_file()
     if folder.is_symlink():
         raise CheckpointError(f"{folder} is a link; name the folder that it stands for")
+    if finished and not (folder / _FILE).exists():
+        _remove(folder, _CHECKPOINTS)  # the last that a run does, if it was not killed before
     if finished and not overwrite:
         raise CheckpointError(f"{folder} is already there; use --overwrite or another --output")
     under_way = finished or _configuration(folder, "probe") is not None
