@@ -25,6 +25,7 @@ from transformers import Cache
 
 from llmprobe.discovery import first_tensor
 from llmprobe.rows import AttentionCall, Listener, own_forward
+from llmprobe.runtime import is_out_of_memory
 
 _N_TRIED = 8
 """Tokens of the trial."""
@@ -87,6 +88,8 @@ class FewPositions:
 
     def suits(self, forward: Forward, arguments: dict[str, Any]) -> bool:
         """Whether the module gives the same in this way, tried once for each module."""
+        if self.module.training:  # dropout would fall elsewhere
+            return False
         if self.module not in _known:
             self.trying = True
             try:
@@ -134,7 +137,9 @@ class FewPositions:
                 whole = first_tensor(forward(**few))
             way = self._with_queries(forward, few)
             got = first_tensor(self._run(forward, few, some, way))
-        except Exception:  # a family that cannot be run so is run as a whole
+        except Exception as error:  # a family that cannot be run so is run as a whole
+            if is_out_of_memory(error):
+                raise
             return None
         expected = whole[:, 1::3]
         exact = expected.dtype in (torch.float32, torch.float64)

@@ -81,6 +81,28 @@ def test_a_module_that_cannot_be_cut_runs_as_a_whole():
     torch.testing.assert_close(captured[-1], expected[-1] * 12)
 
 
+def test_a_module_in_training_runs_as_a_whole_and_is_tried_later():
+    model, inputs = tiny("llama", seed=6), batch("llama", (12, 12))
+    for mode in (True, False):
+        model.train(mode)
+        with capture_attention(model, positions=[2, -1], stop=True) as captured:
+            model(**inputs, use_cache=False)
+        assert captured._narrow is not mode
+
+
+def test_memory_that_runs_out_in_the_trial_is_no_verdict(monkeypatch):
+    model, inputs = tiny("llama", seed=7), batch("llama", (12, 12))
+
+    def full(*_):
+        raise MemoryError
+
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(FewPositions, "_with_queries", full)
+        with capture_attention(model, positions=[2, -1], stop=True):
+            model(**inputs, use_cache=False)
+    assert deepest(model) not in _known
+
+
 def test_a_hook_of_others_on_any_child_gets_the_whole():
     model, inputs = tiny("llama"), batch("llama", (12, 12))
     seen = []
