@@ -31,6 +31,8 @@ from llmprobe.tallies import N_FEATURES, VarianceTally
 from llmprobe.units import run_units
 
 _KEPT_SERIES = 8
+_MANY = 0.1
+"""Share of features whose rounding is worth a warning."""
 
 
 def probe_variance(
@@ -136,6 +138,12 @@ def _summarize(
     heads = at == "heads"
     columns: dict[str, list[NDArray[Any]]] = {}
     notes = ready.warnings
+    trained = ready.loaded.context_length
+    if trained is not None and reference > trained:
+        notes += (
+            f"the reference length {reference} is beyond the context of {trained} that the model "
+            "was trained for: drifts are measured from there",
+        )
     for layer in ready.layers:
         outputs = [tally.groups[layer.layer, "outputs"] for tally in tallies]
         total = [groups.total().summary() for groups in outputs]
@@ -152,6 +160,7 @@ def _summarize(
         row = _columns(mean, std, across, component, ready.lengths.index(reference))
         decay, reasons = _decay(ready.lengths, typical_std(std), np.array(without), sizes)
         row |= decay
+        reasons += _rounded(ready, mean, std)
         notes += tuple(f"layer {layer.layer}: {reason}" for reason in reasons)
         row["n_prompts"] = count.max(axis=-1)
         row["nonfinite"] = _by_series(total, "nonfinite", heads).sum(axis=(1, 2))
@@ -218,6 +227,22 @@ def _decay(
     decay = fit_decay(lengths, std, without=without, sizes=sizes)
     reasons = sorted({str(reason) for reason in decay.reason if reason})
     return {name: getattr(decay, name) for name in VarianceResult.by_series}, reasons
+
+
+def _rounded(ready: Prepared, mean: NDArray[Any], std: NDArray[Any]) -> list[str]:
+    """Where activations are rounded more coarsely than they vary, from which length on."""
+    dtype = getattr(torch, ready.loaded.dtype)
+    if dtype not in (torch.bfloat16, torch.float16):
+        return []
+    below = std < np.abs(mean) * torch.finfo(dtype).eps / 2  # (series, lengths, features)
+    share = below.mean(axis=(0, 2))
+    if not (share > _MANY).any():
+        return []
+    first = int((share > _MANY).argmax())
+    return [
+        f"from {ready.lengths[first]} tokens on {share[first]:.0%} of the features vary less than "
+        f"{ready.loaded.dtype} rounds them; use --dtype float32"
+    ]
 
 
 def _feature_values(

@@ -138,6 +138,26 @@ def test_nonfinite_outputs_are_counted_and_the_rest_goes_on():
     assert any("NaN or infinity in layer 0" in warning for warning in result.warnings)
 
 
+@pytest.mark.parametrize(("dtype", "warned"), [("bfloat16", True), ("float32", False)])
+def test_features_that_vary_less_than_they_are_rounded_are_told(dtype, warned):
+    """Heads that spread evenly over values with a mean: their variance goes, their mean stays."""
+    model = no_positions(n_heads=4, size=8, seed=2).to(getattr(torch, dtype))
+    embedding = model.get_input_embeddings().weight
+    embedding.data += 30 * embedding.data.std()
+    result = probe_variance(model, (16, 256), at="heads", samples=20, batch_tokens=65536)
+    told = [note for note in result.warnings if "rounds them; use --dtype float32" in note]
+    assert len(told) == warned
+    assert not warned or "layer 0: from" in told[0]
+    assert all(note in result.to_document()["warnings"] for note in told)
+
+
+def test_a_reference_beyond_training_is_told():
+    near = probe_variance("builtin", (16, 300), samples=16)
+    far = probe_variance("builtin", (16, 300), samples=16, reference=300)
+    assert not [note for note in near.warnings if "reference" in note]
+    assert any("reference length 300 is beyond the context of 256" in n for n in far.warnings)
+
+
 def test_dictionaries_come_with_the_share_of_right_answers():
     loaded = load_model("builtin")
     result = probe_variance(loaded, "32,64", prompts="dictionary", samples=4)
