@@ -226,7 +226,7 @@ def _read_document(folder: Path) -> dict[str, Any]:
         raise ResultFormatError(f"{folder} is no result: it has no result.json")
     if path.stat().st_size > _MAX_JSON_BYTES:
         raise ResultFormatError(f"{path} is larger than any result's ({_MAX_JSON_BYTES} bytes)")
-    document = json.loads(path.read_text(encoding="utf-8"))
+    document = json.loads(path.read_text(encoding="utf-8"), parse_int=_whole_number)
     if not isinstance(document, dict) or document.get("format") != "llmprobe":
         raise ResultFormatError(f"{path} was not written by llmprobe")
     schema = document.get("schema")
@@ -239,6 +239,14 @@ def _read_document(folder: Path) -> dict[str, Any]:
         known = ", ".join(Result.kinds)
         raise ResultFormatError(f"{path} has kind {document.get('kind')!r}, known: {known}")
     return document
+
+
+def _whole_number(digits: str) -> int:
+    """Numbers that no result has would break what is computed from them later."""
+    number = int(digits)
+    if abs(number) >= 2**63:
+        raise ValueError("a whole number of more than 64 bits")
+    return number
 
 
 def _version(package: str) -> str:

@@ -131,6 +131,7 @@ def edit(folder, **changes):
         (lambda f: edit(f, schema=SCHEMA + 1), "upgrade llmprobe"),
         (lambda f: edit(f, schema="one"), "schema 'one'"),
         (lambda f: edit(f, format="other"), "not written by llmprobe"),
+        (lambda f: edit(f, fields={"n": 10**30}), "more than 64 bits"),
         (lambda f: edit(f, kind="poem"), "kind 'poem', known: variance"),
         (lambda f: edit(f, kind=["variance"]), "not a readable result"),
         (lambda f: edit(f, fields={}), "not a readable result"),
