@@ -24,7 +24,7 @@ LENGTH, N_PROMPTS, N_GROUPS = 1024, 2, 16
 
 def run(options: Options) -> Iterator[Finding]:
     yield over_forward(
-        rounds=60 if options.full else 20, n_layers=None if options.full else 8, options=options
+        rounds=100 if options.full else 40, n_layers=None if options.full else 8, options=options
     )
     yield over_var_mean()
 

@@ -33,6 +33,7 @@ _HOME = {
     "fit_decay": "decay",
     "parse_lengths": "lengths",
     "load_result": "kinds",
+    "merge_results": "merging",
     "AttentionResult": "kinds",
     "VarianceResult": "kinds",
     "LLMProbeError": "errors",

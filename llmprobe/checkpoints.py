@@ -40,11 +40,18 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 def check_same(where: Path, there: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     """Refuse to mix configurations; the error says what differs."""
-    wanted = json.loads(json.dumps(wanted))
-    names = sorted({*there, *wanted})
-    other = [n for n in names if there.get(n) != wanted.get(n)]
+    have, want = _flat(there), _flat(json.loads(json.dumps(wanted)))
+    other = [name for name in sorted({*have, *want}) if have.get(name) != want.get(name)]
     if other:
-        words = ", ".join(f"{n} {there.get(n)!r} (asked: {wanted.get(n)!r})" for n in other)
+        words = ", ".join(f"{n} {have.get(n)!r} (asked: {want.get(n)!r})" for n in other)
         raise CheckpointError(
             f"{where} holds another run: {words}; use another --output or --overwrite"
         )
+
+
+def _flat(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """With what is named inside `arguments` beside the rest, so that only what differs is told."""
+    found: dict[str, Any] = {}
+    for name, value in facts.items():
+        found |= value if name == "arguments" and isinstance(value, Mapping) else {name: value}
+    return found

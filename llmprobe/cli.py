@@ -17,7 +17,7 @@ import llmprobe
 from llmprobe.commands.listing import ls
 from llmprobe.commands.options import Debug, Json
 from llmprobe.commands.probes import attention, check, variance
-from llmprobe.commands.saved import compare, plot
+from llmprobe.commands.saved import compare, merge, plot
 from llmprobe.commands.trainer import train_synthetic
 from llmprobe.errors import LLMProbeError
 
@@ -72,6 +72,7 @@ _EXAMPLES: dict[Callable[..., None], str] = {
     train_synthetic: "llmprobe train-synthetic --task othello --variants baseline,ema --seeds 8",
     plot: "llmprobe plot runs/variance-builtin --kind heads --format pdf",
     compare: "llmprobe compare runs/variance-a runs/variance-b",
+    merge: "llmprobe merge runs/seed-0 runs/seed-1 --output runs/both",
     ls: "llmprobe ls variants",
 }
 for _command, _example in _EXAMPLES.items():

@@ -9,6 +9,7 @@ asked for. Whatever fails becomes a `ModelLoadError`: one line, what came and wh
 """
 
 import dataclasses
+import hashlib
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,6 +35,7 @@ from llmprobe.runtime import resolve_device, resolve_dtype
 _BUILTIN = Path(__file__).parent / "builtin"
 _NO_CONVERSION = "DISABLE_SAFETENSORS_CONVERSION"
 """Else loading a pickle from the hub asks a bot, in a thread, to convert the repository."""
+_LOOKED_AT = 16
 _SPARE_ROWS = 8
 """A table of positions may have a few rows more than positions: OPT and BART keep two."""
 
@@ -105,6 +107,18 @@ class LoadedModel:
         """The plain facts: everything but the model and the tokenizer."""
         names = [f.name for f in dataclasses.fields(self) if f.name not in ("model", "tokenizer")]
         return {name: getattr(self, name) for name in names}
+
+
+def digest_weights(model: nn.Module) -> str:
+    """SHA-256 over sixteen numbers of every tensor: other weights of the same shape show in it."""
+    sha = hashlib.sha256()
+    for name, weight in model.named_parameters():
+        sha.update(repr((name, tuple(weight.shape))).encode())
+        if weight.device.type != "meta":  # else it is on a disk, to be brought when it is needed
+            flat = weight.detach().reshape(-1)
+            some = flat[:: max(1, flat.numel() // _LOOKED_AT)][:_LOOKED_AT]
+            sha.update(some.cpu().double().numpy().astype("<f8").tobytes())
+    return sha.hexdigest()
 
 
 class _Refusal(Exception):

@@ -5,19 +5,19 @@ that will weaken the numbers is noted in words.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from llmprobe.discovery import AttentionLayer, LayerChoice, attention_layers, choose_layers
+from llmprobe.evidence import Part
 from llmprobe.lengths import parse_lengths
-from llmprobe.models import LoadedModel, load_model
+from llmprobe.models import LoadedModel, digest_weights, load_model
 from llmprobe.prompts import Prompts, make_prompts
 from llmprobe.results import Provenance
 from llmprobe.sweeps import SweepPlan, chunks_agree, plan_sweep, prefixes_agree
-from llmprobe.tallies import N_GROUPS
 from llmprobe.texts import read_dataset, read_text
 
 BOS = ("auto", "yes", "no")
@@ -45,12 +45,15 @@ class Prepared:
         model: nn.Module = self.loaded.model
         return model
 
-    def configuration(self, kind: str) -> dict[str, Any]:
-        """All that decides the numbers, for a run that is to go on."""
-        told = asdict(self.provenance)
-        del told["created"]
+    @property
+    def run(self) -> dict[str, Any]:
+        """What decides the numbers beside the provenance."""
         plan = {name: getattr(self.plan, name) for name in ("one_pass", "batch_tokens", "chunk")}
-        return {"kind": kind} | told | plan
+        return plan | {"weights": digest_weights(self.model)}
+
+    def part(self, n_prompts: int) -> Part:
+        """The first prompts."""
+        return Part(self.provenance.seed, n_prompts, self.prompts.digest(n_prompts))
 
 
 def prepare(
@@ -167,8 +170,6 @@ def _warnings(
     agree: bool,
 ) -> list[str]:
     notes = list(prompts.warnings)
-    if prompts.n_prompts < N_GROUPS:
-        notes.append(f"{prompts.n_prompts} prompts are few: intervals are wide below {N_GROUPS}")
     if loaded.context_length is not None and max(lengths) > loaded.context_length:
         notes.append(
             f"lengths above {loaded.context_length} are beyond the context that "

@@ -77,10 +77,11 @@ class Prompts(ABC):
             row[:] = np.concatenate([self._head, self._body(index, n_tokens), self._tail])
         return torch.from_numpy(tokens)
 
-    def digest(self) -> str:
-        """SHA-256 over the kind, the query token and all prompts at the longest length."""
+    def digest(self, n_prompts: int | None = None) -> str:
+        """SHA-256 over the kind, the query token and the first prompts, or all, at the longest
+        length."""
         sha = hashlib.sha256(repr((self.kind, self.longest, self.query_token)).encode())
-        for index in range(self.n_prompts):
+        for index in range(self.n_prompts if n_prompts is None else n_prompts):
             sha.update(self.batch([index], self.longest).numpy().astype("<i8").tobytes())
         return sha.hexdigest()
 

@@ -14,9 +14,10 @@ import math
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -31,7 +32,13 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SCHEMA = 1
+Also = Callable[[Path], object]
+"""Writes more files into a result's folder."""
 _MAX_JSON_BYTES = 16 * 2**20
+
+
+def _nothing_else(folder: Path) -> None:
+    """For a folder that has the result alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,18 +143,22 @@ class Result(ABC):
         *,
         overwrite: bool = False,
         figures: Sequence[str] = (),
+        also: Also = _nothing_else,
     ) -> Path:
         """Write the result's folder, whole or not at all; an existing one only if told to.
 
-        `figures` are formats (png, pdf, svg) in which to put the default figure beside it.
+        `figures` are formats (png, pdf, svg) in which to put the default figure beside it; `also`
+        is called to write more into the folder.
         """
         target = Path(folder).expanduser()
-        write_folder(target, lambda beside: self._write_all(beside, figures), overwrite=overwrite)
+        write_folder(target, partial(self._write_all, figures, also), overwrite=overwrite)
         return target
 
-    def save_into(self, folder: Path, *, figures: Sequence[str] = ()) -> None:
+    def save_into(
+        self, folder: Path, *, figures: Sequence[str] = (), also: Also = _nothing_else
+    ) -> None:
         """Write the result's files into a folder that holds other things as well."""
-        write_into(folder, lambda beside: self._write_all(beside, figures), last="result.json")
+        write_into(folder, partial(self._write_all, figures, also), last="result.json")
 
     def save_figure(
         self, path: Path, kind: str | None = None, *, width: float | None = None
@@ -162,7 +173,8 @@ class Result(ABC):
         figure.savefig(path, dpi=200)
         plt.close(figure)
 
-    def _write_all(self, folder: Path, figures: Sequence[str]) -> None:
+    def _write_all(self, figures: Sequence[str], also: Also, folder: Path) -> None:
+        also(folder)
         self._write(folder)
         for ending in figures:
             self.save_figure(folder / f"{self.kind}.{ending}")

@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -68,6 +68,19 @@ class SweepPlan:
     seconds: float
     memory: int
     """Bytes beside the weights, in the largest forward."""
+    first: int = 0
+    """Prompts before this one have been seen already."""
+
+    def after(self, first: int) -> "SweepPlan":
+        """What is left to do once the first prompts have been seen."""
+        share = (self.n_prompts - first) / self.n_prompts
+        return replace(
+            self,
+            first=first,
+            n_tokens=round(self.n_tokens * share),
+            flops=self.flops * share,
+            seconds=self.seconds * share,
+        )
 
     def passes(self) -> list[tuple[int, ...]]:
         """The lengths that each pass serves; the last one is how long its prompts are."""
@@ -76,7 +89,7 @@ class SweepPlan:
     def units(self) -> list[Unit]:
         """All of the work, the same whoever does it: at most as many units a pass as groups."""
         # By groups, so that a batch touches few of them.
-        order = sorted(range(self.n_prompts), key=lambda i: (i % N_GROUPS, i))
+        order = sorted(range(self.first, self.n_prompts), key=lambda i: (i % N_GROUPS, i))
         units = []
         for lengths in self.passes():
             size = max(self.batch_tokens // lengths[-1], 1)
@@ -90,8 +103,10 @@ class SweepPlan:
 
     def describe(self) -> str:
         how = "one pass for all lengths" if self.one_pass else "one pass a length"
+        more = f"{self.n_prompts - self.first} more prompts to the {self.first} that are there"
         return (
-            f"{self.n_prompts} prompts, {len(self.lengths)} lengths, {how}: "
+            f"{more if self.first else f'{self.n_prompts} prompts'}, {len(self.lengths)} lengths, "
+            f"{how}: "
             f"{self.n_tokens:,} tokens, about {self.flops / 1e12:.2g} TFLOP, "
             f"{_duration(self.seconds)} and {self.memory / 2**20:,.0f} MiB beside the weights"
         )

@@ -36,6 +36,8 @@ class Tally:
         self.groups: dict[tuple[int, str], Groups[Moments]] = {}
         self.kept: dict[int, dict[int, Tensor]] = {number: {} for number in self.numbers}
         self.n_kept = n_kept
+        self.n_asked = self.n_right = 0
+        """Prompts that have a right answer, and how many of them the model gave it for."""
 
     def keep(self, layer: int, values: Tensor, prompts: Sequence[int]) -> None:
         """Values (prompts, ...) of those among the first prompts."""
@@ -49,7 +51,7 @@ class Tally:
 
     def state(self) -> State:
         """Everything as plain arrays; names end in the layer, so that it is read from the right."""
-        state: State = {}
+        state: State = {"asked": np.array([self.n_asked, self.n_right])}
         for (layer, name), part in (self.moments | self.groups).items():
             state |= {f"{name}/{layer}/{key}": value for key, value in part.state().items()}
         for layer, by_prompt in self.kept.items():
@@ -58,8 +60,10 @@ class Tally:
                 state[f"kept/{layer}/values"] = torch.stack(self.kept_of(layer)).numpy()
         return state
 
-    def merge(self, state: Mapping[str, Any]) -> None:
-        """Take in what `state()` of another one gave."""
+    def merge(self, state: Mapping[str, Any], *, first: int = 0) -> None:
+        """Take in what `state()` of another one gave; its prompt 0 is this one's `first`."""
+        asked, right = (int(n) for n in state["asked"])
+        self.n_asked, self.n_right = self.n_asked + asked, self.n_right + right
         for (layer, name), moments in self.moments.items():
             moments.merge(Moments.from_state(_under(f"{name}/{layer}/", state)))
         for (layer, name), groups in self.groups.items():
@@ -69,7 +73,8 @@ class Tally:
             for prompt, value in zip(
                 given.get("prompts", ()), given.get("values", ()), strict=True
             ):
-                self.kept[layer][int(prompt)] = torch.from_numpy(np.array(value))
+                if first + int(prompt) < self.n_kept:
+                    self.kept[layer][first + int(prompt)] = torch.from_numpy(np.array(value))
 
 
 class VarianceTally(Tally):
@@ -113,6 +118,18 @@ class AttentionTally(Tally):
         for name, x in zip(("value", "value_square"), values or (), strict=False):
             self.moments[layer, name].update(x)
         self.keep(layer, rows.top, prompts)
+
+
+def at_length(state: State, index: int) -> State:
+    """Of the state of a pass that served several lengths, what belongs to one of them."""
+    found = {}
+    for name, value in state.items():
+        *_, what = name.split("/")
+        if what in ("asked", "n_prompts", "prompts"):
+            found[name] = value
+        else:
+            found[name] = value[:, [index]] if name.startswith("kept/") else value[[index]]
+    return found
 
 
 def _under(prefix: str, state: Mapping[str, Any]) -> dict[str, Any]:

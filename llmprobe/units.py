@@ -1,27 +1,30 @@
 """Running a sweep unit by unit: what is done stays, and several processes share out the rest.
 
 Each finished unit is kept in the run's folder, if there is one, and the same call goes on from
-there. Units belong to processes in turns; what each of them did is handed to all. As units are
-joined in their order, the result is the same to the bit however many processes there are.
+there. A folder with a result of fewer prompts is gone on from too: its evidence is kept, and the
+missing prompts are added. Units belong to processes in turns; what each of them did is handed to
+all. As units are joined in their order, the result is the same to the bit however many processes
+there are.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import torch
 
-from llmprobe.checkpoints import read_checkpoint, write_checkpoint
+from llmprobe.checkpoints import check_same, read_checkpoint, write_checkpoint
+from llmprobe.errors import CheckpointError
+from llmprobe.evidence import TALLIES, Evidence, configuration_of
+from llmprobe.kinds import SeriesResult
 from llmprobe.preparing import Prepared
-from llmprobe.results import Result
 from llmprobe.runtime import main_first, memory_kept, process
 from llmprobe.stats import State
-from llmprobe.sweeps import Consume, Observe, Unit, forget_lengths, run_unit
-from llmprobe.tallies import Tally
-from llmprobe.workspace import Workspace, open_probe
+from llmprobe.summaries import summarize
+from llmprobe.sweeps import Consume, Observe, SweepPlan, Unit, forget_lengths, run_unit
+from llmprobe.tallies import Tally, at_length
+from llmprobe.workspace import EVIDENCE, Workspace, is_finished, open_probe, probe_under_way
 
-T = TypeVar("T", bound=Tally)
-R = TypeVar("R", bound=Result)
 Advance = Callable[[int], object]
 
 
@@ -31,63 +34,112 @@ def run_units(
     kind: str,
     output: Path | None,
     overwrite: bool,
-    tally: Callable[[], T],
     observe: Observe,
-    consume: Callable[[T], Consume],
+    consume: Callable[[Any], Consume],
     may_chunk: Callable[[], bool],
+    on_plan: Callable[[SweepPlan], object],
     advance: Advance,
-    summarize: Callable[[list[T]], R],
-) -> R:
-    """Run the plan's units, join their tallies by pass, and summarize; with a folder, save."""
-    space = None
+    examine: Callable[[Tally, Unit], None] = lambda tally, unit: None,
+) -> SeriesResult:
+    """Run the plan's units, join what they saw, and summarize it; with a folder, save.
+
+    `consume` takes in what was captured, for the tally that it is given; `examine` is called once
+    a unit is through, to ask something else of the model.
+    """
+    plan, run, before, space = ready.plan, ready.run, None, None
     if output is not None:
+        output = output.expanduser()
+        wanted = configuration_of(kind, ready.provenance, run)
         with main_first():  # the others then find what the main process has begun
-            space = open_probe(output, ready.configuration(kind), overwrite=overwrite)
-    if not ready.plan.one_pass:
+            before = None if overwrite else _seen_before(output, ready, wanted)
+            plan = plan.after(0 if before is None else before.n_prompts)
+            if plan.n_tokens or not is_finished(output):
+                space = open_probe(output, wanted, after=plan.first, overwrite=overwrite)
+    on_plan(plan)
+    if not plan.one_pass:
         forget_lengths(ready.model, ready.prompts)
 
-    def run(unit: Unit) -> State:
-        own = tally()
+    def see(unit: Unit) -> State:
+        own = TALLIES[kind](ready.layers)
         with torch.inference_mode(), memory_kept():
             run_unit(
                 ready.model,
                 ready.prompts,
                 unit,
-                chunk=ready.plan.chunk,
+                chunk=plan.chunk,
                 observe=observe,
                 consume=consume(own),
                 may_chunk=may_chunk,
                 advance=advance,
             )
+            examine(own, unit)
         return own.state()
 
-    units = ready.plan.units()
-    here = process()
+    units, here = plan.units(), process()
     done = {
-        unit.name: _kept(unit, space, run, advance) for unit in units[here.rank :: here.n_processes]
+        unit.name: _kept(unit, space, see, advance) for unit in units[here.rank :: here.n_processes]
     }
     states = _gathered(done)
-    tallies = {lengths: tally() for lengths in ready.plan.passes()}
-    for unit in units:
-        tallies[unit.lengths].merge(states[unit.name])
-    result = summarize(list(tallies.values()))
+    tallies: dict[int, Tally] = {}
+    for lengths in plan.passes():
+        joined = TALLIES[kind](ready.layers)
+        for unit in units:
+            if unit.lengths == lengths:
+                joined.merge(states[unit.name])
+        for index, length in enumerate(lengths):
+            tallies[length] = TALLIES[kind](ready.layers)
+            if before is not None:
+                tallies[length].merge(before.tallies[length].state())
+            if plan.n_tokens:
+                tallies[length].merge(at_length(joined.state(), index))
+    evidence = Evidence(
+        kind=kind,
+        provenance=ready.provenance,
+        run=run,
+        parts=(ready.part(plan.n_prompts),),
+        layers=ready.layers,
+        context_length=ready.loaded.context_length,
+        warnings=ready.warnings,
+        tallies=tallies,
+    )
+    result = summarize(evidence)
     if space is not None and here.is_main:
-        space.finish(result)
+        space.finish(result, also=evidence.write)
     return result
 
 
+def _seen_before(folder: Path, ready: Prepared, wanted: Mapping[str, Any]) -> Evidence | None:
+    """What a folder has of the first prompts of this run, so that only the others are missing."""
+    under_way = probe_under_way(folder)
+    began_without = under_way is not None and not under_way.get("after")
+    if began_without or not (folder / EVIDENCE).is_file():
+        return None
+    evidence = Evidence.read(folder)
+    there, n = evidence.configuration, evidence.n_prompts
+    if n > ready.plan.n_prompts:
+        raise CheckpointError(
+            f"{folder} has {n} prompts, more than the {ready.plan.n_prompts} that are asked for; "
+            "use another --output or --overwrite"
+        )
+    if evidence.parts == (ready.part(n),):  # the same as far as they go
+        samples = {"samples": wanted["arguments"]["samples"]}
+        there |= {"prompts_hash": wanted["prompts_hash"], "arguments": there["arguments"] | samples}
+    check_same(folder, there, wanted)
+    return evidence
+
+
 def _kept(
-    unit: Unit, space: Workspace | None, run: Callable[[Unit], State], advance: Advance
+    unit: Unit, space: Workspace | None, see: Callable[[Unit], State], advance: Advance
 ) -> State:
     """What a unit gave, from the folder if it is there."""
     if space is None:
-        return run(unit)
+        return see(unit)
     path = space.checkpoint(unit.name)
     if path.is_file():
         tensors, _ = read_checkpoint(path)
         advance(unit.n_tokens)
         return {name: tensor.numpy() for name, tensor in tensors.items()}
-    state = run(unit)
+    state = see(unit)
     write_checkpoint(path, {k: torch.from_numpy(v) for k, v in state.items()}, {})
     return state
 

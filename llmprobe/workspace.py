@@ -4,16 +4,17 @@
     run/checkpoints/PIECE.safetensors            a piece that is done, or how far a training is
     run/checkpoints/PIECE.measured.safetensors   the evaluation of a training
     run/result.json, arrays.npz, ...             the result; it is there once all is done
+    run/evidence.safetensors                     what a probe's result was computed from
 
 The same call goes on where the last one stopped; another configuration is refused. A training keeps
-its checkpoints, which networks are loaded from. A probe leaves its result alone, and an older
-result stays until the new one is there.
+its checkpoints, which networks are loaded from. A probe leaves its result and its evidence, and
+older ones stay until the new ones are there.
 """
 
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from llmprobe.storage import sweep_partial, sync
 
 _FILE = "configuration.json"
 _CHECKPOINTS = "checkpoints"
+EVIDENCE = "evidence.safetensors"
 _KINDS = ("variance", "attention", "synthetic", "legality", "search")
 _RESULT = ("result.json", "arrays.npz", *(f"{kind}.*" for kind in _KINDS))
 """What a result consists of, first what makes it one: half of it must not look whole."""
@@ -48,7 +50,7 @@ class Workspace:
 
     @property
     def is_finished(self) -> bool:
-        return (self.folder / "result.json").is_file()
+        return is_finished(self.folder)
 
     def checkpoint(self, piece: str) -> Path:
         return self.checkpoints / f"{piece}.safetensors"
@@ -56,11 +58,24 @@ class Workspace:
     def measured(self, piece: str) -> Path:
         return self.checkpoints / f"{piece}.measured.safetensors"
 
-    def finish(self, result: Result) -> None:
-        """Put a probe's result in the place of an older one, and of the pieces it was made of."""
+    def finish(self, result: Result, *, also: Callable[[Path], object]) -> None:
+        """Put a probe's result in the place of an older one, and of the pieces it was made of.
+
+        `also` writes the evidence. An older one stays until then, as its prompts are part of it.
+        """
         _remove(self.folder, *_RESULT)
-        result.save_into(self.folder, figures=("png", "pdf"))
+        result.save_into(self.folder, figures=("png", "pdf"), also=also)
         _remove(self.folder, _FILE, _CHECKPOINTS)
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether a result is there."""
+    return (folder / "result.json").is_file()
+
+
+def probe_under_way(folder: Path) -> dict[str, Any] | None:
+    """What the unfinished probe in a folder was asked for; None where there is none."""
+    return _configuration(folder, "probe")
 
 
 def open_training(
@@ -81,13 +96,19 @@ def open_training(
 
 
 def open_probe(
-    folder: Path, configuration: Mapping[str, Any], *, overwrite: bool = False
+    folder: Path, configuration: Mapping[str, Any], *, after: int = 0, overwrite: bool = False
 ) -> Workspace:
-    """The folder of a probe; `overwrite` takes the place of a result or of another run."""
+    """The folder of a probe; `overwrite` takes the place of a result or of another run.
+
+    Of the prompts before `after` the evidence is there.
+    """
     folder = folder.expanduser()
-    wanted = json.loads(json.dumps({"format": "llmprobe probe", **configuration}))
     check_probe(folder, overwrite=overwrite)
-    there = _configuration(folder, "probe")
+    there = probe_under_way(folder)
+    if there is not None and after and there.get("after"):
+        after = there["after"]  # it was killed when all was done, but for tidying up
+    wanted = {"format": "llmprobe probe", **configuration, "after": after}
+    wanted = json.loads(json.dumps(wanted))
     if there is not None and there != wanted:
         if not overwrite:
             check_same(folder, there, wanted)
@@ -98,24 +119,24 @@ def open_probe(
 def check_probe(folder: Path, *, overwrite: bool) -> None:
     """Find out before the work, not after it, whether its result can be kept."""
     folder = folder.expanduser()
-    finished = (folder / "result.json").is_file()
+    finished = is_finished(folder)
     if folder.is_symlink():
         raise CheckpointError(f"{folder} is a link; name the folder that it stands for")
     if finished and not (folder / _FILE).exists():
         _remove(folder, _CHECKPOINTS)  # the last that a run does, if it was not killed before
-    if finished and not overwrite:
+    if finished and not overwrite and not (folder / EVIDENCE).is_file():
         raise CheckpointError(f"{folder} is already there; use --overwrite or another --output")
-    under_way = finished or _configuration(folder, "probe") is not None
+    under_way = finished or probe_under_way(folder) is not None
     if folder.exists() and not under_way and not _is_begun(folder):
         raise CheckpointError(f"{folder} is there and is no result; use another --output")
 
 
-def first_variant(folder: Path) -> str:
-    """The first variant of a training, which the others are compared with."""
+def read_training(folder: Path) -> dict[str, Any]:
+    """What the training in a folder was asked for."""
     there = _configuration(folder.expanduser(), "training")
     if there is None:
         raise CheckpointError(f"{folder} holds no training of llmprobe")
-    return str(there["variants"][0])
+    return there
 
 
 def _configuration(folder: Path, kind: str) -> dict[str, Any] | None:

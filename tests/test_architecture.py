@@ -19,12 +19,13 @@ ROWS = [
     {"hooks", "queries", "workspace", "tallies"}
     | {"synthetic.network", "synthetic.complement", "synthetic.training", "synthetic.trials"}
     | {"synthetic.legal_charts", "synthetic.search_charts"},
-    {"capture", "patterns", "synthetic.planning", "synthetic.scoring"}
+    {"capture", "patterns", "evidence", "synthetic.planning", "synthetic.scoring"}
     | {"synthetic.outcomes", "synthetic.legality", "synthetic.findings"},
     {"checks", "sweeps", "kinds", "synthetic.evaluation", "synthetic.choices", "synthetic.tables"},
-    {"preparing", "reports", "synthetic.sets", "synthetic.search", "synthetic.runs"},
+    {"preparing", "reports", "summaries", "synthetic.sets", "synthetic.search", "synthetic.runs"},
     {"units", "synthetic.lab"},
-    {"probing", "dispersion", "commands.options"},
+    {"probing", "dispersion", "synthetic.joining"},
+    {"merging", "commands.options", "commands.showing"},
     {"commands.probes", "commands.saved", "commands.trainer", "commands.listing"},
     {"cli"},
 ]

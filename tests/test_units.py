@@ -21,7 +21,7 @@ PROBES = {
     "attention": lambda **more: probe_attention("builtin", **OPTIONS | more),
 }
 every_probe = pytest.mark.parametrize("probe", PROBES.values(), ids=PROBES)
-RESULT = {"result.json", "arrays.npz"}
+RESULT = {"result.json", "arrays.npz", "evidence.safetensors"}
 
 
 def same(a, b):
@@ -116,8 +116,8 @@ def test_another_configuration_is_refused_with_what_differs(tmp_path, monkeypatc
 def test_a_result_stays_until_the_one_that_takes_its_place_is_there(tmp_path, monkeypatch):
     run = tmp_path / "run"
     first = PROBES["variance"](output=run)
-    with pytest.raises(CheckpointError, match="already there"):
-        PROBES["variance"](output=run)
+    with pytest.raises(CheckpointError, match="kind 'variance'"):
+        PROBES["attention"](output=run)
     with monkeypatch.context() as patch, pytest.raises(Killed):
         stop_after(2, patch)
         PROBES["attention"](output=run, overwrite=True)

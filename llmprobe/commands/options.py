@@ -2,7 +2,7 @@
 
 import tempfile
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -23,7 +23,9 @@ Text = Annotated[Path | None, typer.Option(help="Text file for unigram and text 
 Dataset = Annotated[
     str | None, typer.Option(help="NAME[:SPLIT] of a data set, or a file, that `datasets` loads.")
 ]
-Samples = Annotated[int, typer.Option(help="Prompts at each length.")]
+Samples = Annotated[
+    int, typer.Option(help="Prompts at each length; more than a result has are added to it.")
+]
 Query = Annotated[str, typer.Option(help="free, or fixed: every prompt ends in the same token.")]
 Bos = Annotated[str, typer.Option(help="Begin prompts with BOS: auto (as the tokenizer), yes, no.")]
 Component = Annotated[int, typer.Option(help="The single feature to follow (Figure 1).")]
@@ -76,17 +78,3 @@ def check_target(target: Path, overwrite: bool) -> None:
         raise ValueError(
             f"{target} cannot be written ({error.strerror}); use another --output"
         ) from None
-
-
-def terminal_width() -> int | None:
-    """None where the output goes to no terminal: then nothing is left out or cut."""
-    from rich.console import Console
-
-    console = Console()
-    return console.width if console.is_terminal else None
-
-
-def print_table(table: Any) -> None:
-    from rich.console import Console
-
-    Console(width=terminal_width() or 400).print(table)

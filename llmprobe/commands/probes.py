@@ -37,9 +37,8 @@ from llmprobe.commands.options import (
     Text,
     TrustRemoteCode,
     check_target,
-    print_table,
-    terminal_width,
 )
+from llmprobe.commands.showing import show_result
 
 if TYPE_CHECKING:
     from llmprobe.kinds import SeriesResult
@@ -179,9 +178,11 @@ def _probe(command: str, **options: Any) -> None:
                 typer.echo(plan.describe())
                 raise typer.Exit
             if not quiet and process().is_main:
-                typer.echo(f"{loaded.name}: {plan.describe()}", err=True)
+                finished = f"{target} was finished before; --overwrite probes again"
+                plans = f"{loaded.name}: {plan.describe()}"
+                typer.echo(plans if plan.n_tokens else finished, err=True)
 
-        options |= {"output": target, "overwrite": overwrite}
+        options |= {"output": None if dry_run else target, "overwrite": overwrite}
         try:
             result: SeriesResult = _probes()[command](
                 loaded, **options, on_plan=on_plan, advance=lambda n: bar.advance(task, n)
@@ -191,7 +192,7 @@ def _probe(command: str, **options: Any) -> None:
                 typer.echo(f"{target} keeps what is done; the same command goes on there", err=True)
             raise
     if process().is_main:
-        _show(result, target, as_json)
+        show_result(result, target, as_json=as_json)
 
 
 def _probes() -> dict[str, Callable[..., Any]]:
@@ -199,25 +200,6 @@ def _probes() -> dict[str, Callable[..., Any]]:
     from llmprobe.probing import probe_variance
 
     return {"variance": probe_variance, "attention": probe_attention}
-
-
-def _show(result: "SeriesResult", target: Path, as_json: bool) -> None:
-    from llmprobe import reports
-    from llmprobe.kinds import VarianceResult
-
-    if as_json:
-        typer.echo(json.dumps(result.to_document() | {"output": target.name}))
-        return
-    typer.echo(result.headline())
-    print_table(reports.table_of(result, width=terminal_width()))
-    if isinstance(result, VarianceResult):
-        if result.accuracy:
-            shares = (f"{n}: {a:.0%}" for n, a in zip(result.lengths, result.accuracy, strict=True))
-            typer.echo(f"first token of the answer right, by length: {', '.join(shares)}")
-        typer.echo(result.reading())
-    for warning in result.warnings:
-        typer.echo(f"note: {warning}")
-    typer.echo(f"saved: {target} (result.json, arrays.npz, {result.kind}.png, {result.kind}.pdf)")
 
 
 def _slug(model: str) -> str:

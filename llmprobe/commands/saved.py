@@ -1,11 +1,12 @@
-"""`plot` and `compare`: the commands that open saved results."""
+"""`plot`, `compare` and `merge`: the commands that open saved results."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from llmprobe.commands.options import Debug, print_table
+from llmprobe.commands.options import Debug, Json, Overwrite
+from llmprobe.commands.showing import print_table, show_result
 
 
 def plot(
@@ -73,3 +74,19 @@ def compare(
     plt.savefig(output, dpi=200)
     plt.close()
     typer.echo(f"figure: {output}")
+
+
+def merge(
+    folders: Annotated[
+        list[Path], typer.Argument(help="Saved results of one kind, with the same settings.")
+    ],
+    output: Annotated[Path, typer.Option(help="Folder for the joined result.")],
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Join results of other seeds or other lengths, exactly, into one."""
+    from llmprobe.merging import merge_results
+
+    result = merge_results(folders, output, overwrite=overwrite)
+    show_result(result, output, as_json=as_json)

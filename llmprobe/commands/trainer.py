@@ -1,15 +1,12 @@
 """`train-synthetic`: the command that trains small models on the papers' tasks."""
 
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from llmprobe.commands.options import Debug, Device, Json, Quiet, print_table
-
-if TYPE_CHECKING:
-    from llmprobe.results import Result
+from llmprobe.commands.options import Debug, Device, Json, Quiet
+from llmprobe.commands.showing import show_result
 
 
 def train_synthetic(
@@ -158,18 +155,4 @@ def _train(options: dict[str, Any], folder: Path, *, as_json: bool, quiet: bool)
         return
     if finished and not quiet:
         typer.echo(f"{folder} was finished before; --overwrite trains again", err=True)
-    _show(result, folder, as_json)
-
-
-def _show(result: "Result", folder: Path, as_json: bool) -> None:
-    from llmprobe.synthetic.tables import lab_table
-
-    if as_json:
-        typer.echo(json.dumps(result.to_document() | {"output": folder.name}))
-        return
-    typer.echo(result.headline())
-    print_table(lab_table(result))
-    for warning in getattr(result, "warnings", ()):
-        typer.echo(f"note: {warning}")
-    names = ("result.json", "arrays.npz", f"{result.kind}.png", f"{result.kind}.pdf", "checkpoints")
-    typer.echo(f"saved: {folder} ({', '.join(names)})")
+    show_result(result, folder, as_json=as_json)

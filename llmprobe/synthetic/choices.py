@@ -182,6 +182,9 @@ class ChoicePlan(Plan):
             advance=lambda n: advance(n, "sequences"),
         )
 
+    def length_axis(self, name: str) -> int:
+        return -1
+
     def join(self, done: Sequence[Done], device: torch.device) -> Result:
         training = self.trained(done)
         numbers: dict[str, Any] = {name: self.stacked(done, name) for name in SCORES} | training

@@ -29,7 +29,7 @@ from llmprobe.synthetic.search import SearchPlan
 from llmprobe.synthetic.sets import SetPlan, SetTraining
 from llmprobe.synthetic.tasks import CHOICES, find_choice, find_task
 from llmprobe.synthetic.training import Training, train
-from llmprobe.workspace import first_variant
+from llmprobe.workspace import read_training
 
 _SEARCHED = {"set-complement": "mlp+prenorm", "othello": "baseline"}
 """Networks of which a search has the settings, where none is named."""
@@ -182,13 +182,13 @@ def load_synthetic(
     The run's first variant and the first seed, if not told.
     """
     checkpoints = Path(folder).expanduser() / "checkpoints"
-    name = first_variant(Path(folder)) if variant is None else variant
+    name = read_training(Path(folder))["variants"][0] if variant is None else variant
     found: list[int] = []
     for path in sorted(checkpoints.glob("*.safetensors"), key=_first_seed):
         _, facts = read_checkpoint(path)
         if "training" not in facts:  # an evaluation
             continue
-        training = _training(facts)
+        training = training_of(facts["training"])
         known = [s for i, s in enumerate(training.seeds) if training.gives(i, name)]
         found += known
         wanted = next(iter(known), None) if seed is None else seed
@@ -206,11 +206,9 @@ def load_synthetic(
     raise CheckpointError(f"{checkpoints} has no trained {name}")
 
 
-def _training(facts: Mapping[str, Any]) -> Training:
+def training_of(facts: Mapping[str, Any]) -> Training:
     """The training that a checkpoint is of."""
-    given: dict[str, Any] = {
-        k: tuple(v) if isinstance(v, list) else v for k, v in facts["training"].items()
-    }
+    given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in facts.items()}
     try:
         kind = ChoiceTraining if given["task"] in CHOICES else SetTraining
         return kind(**given)

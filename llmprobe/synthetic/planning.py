@@ -99,6 +99,10 @@ class Plan(ABC):
         """Measure a stack of trained networks; `advance` is told of what is done."""
 
     @abstractmethod
+    def length_axis(self, name: str) -> int:
+        """Which axis of a measured array has the lengths."""
+
+    @abstractmethod
     def join(self, done: Sequence[Done], device: torch.device) -> Result:
         """The result of all pieces."""
 

@@ -52,14 +52,38 @@ def _run_piece(
     checkpoint = None if space is None else space.checkpoint(piece.name)
     trained = train(piece.training, device=device, checkpoint=checkpoint, report=report)
     measured = {
-        variant: _measure(f"{variant}.{piece.name}", variant, piece, trained, plan, space, watch)
-        for variant in piece.variants
+        variant: _measure(variant, piece, trained, plan, space, watch) for variant in piece.variants
     }
     return Done(piece, measured, trained.losses.numpy(), trained.diverged.numpy())
 
 
+def finished_pieces(plan: Plan, space: Workspace) -> list[Done]:
+    """What a run has done to its end, from its folder alone."""
+    done = []
+    for piece in plan.pieces():
+        state, facts = read_checkpoint(space.checkpoint(piece.name))
+        if facts["step"] < piece.training.steps:
+            raise CheckpointError(f"{space.folder} is not at its end; run its command again")
+        measured = {}
+        for variant in piece.variants:
+            tensors, there = read_checkpoint(space.measured(measured_name(variant, piece)))
+            check_same(space.folder, there, facts_of(plan))
+            measured[variant] = {name: tensor.numpy() for name, tensor in tensors.items()}
+        done.append(Done(piece, measured, state["losses"].numpy(), state["diverged"].numpy()))
+    return done
+
+
+def measured_name(variant: str, piece: Piece) -> str:
+    """Of the evaluation of a variant of a piece."""
+    return f"{variant}.{piece.name}"
+
+
+def facts_of(plan: Plan) -> dict[str, Any]:
+    """What an evaluation depends on beside the network."""
+    return {"lengths": list(plan.lengths), "sets": plan.sets}
+
+
 def _measure(
-    what: str,
     variant: str,
     piece: Piece,
     trained: Trained,
@@ -68,8 +92,9 @@ def _measure(
     watch: Watch,
 ) -> Numbers:
     """The evaluation of one variant of a piece."""
+    what = measured_name(variant, piece)
     path = None if space is None else space.measured(what)
-    facts = {"lengths": list(plan.lengths), "sets": plan.sets}
+    facts = facts_of(plan)
     if path is not None and path.is_file():
         tensors, there = read_checkpoint(path)
         check_same(path, there, facts)

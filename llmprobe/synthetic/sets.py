@@ -97,7 +97,10 @@ class SetPlan(Plan):
 
             for name, value in vars(evaluate(network, length, self.sets, advance=step)).items():
                 found.setdefault(name, []).append(value)
-        return {name: np.stack(v, axis=name not in _OF_FIRST_SEED) for name, v in found.items()}
+        return {name: np.stack(v, axis=self.length_axis(name)) for name, v in found.items()}
+
+    def length_axis(self, name: str) -> int:
+        return 0 if name in _OF_FIRST_SEED else 1
 
     def join(self, done: Sequence[Done], device: torch.device) -> SyntheticResult:
         base = self.base

@@ -7,6 +7,7 @@ import pytest
 
 from llmprobe.cli import app
 from llmprobe.commands.options import check_target
+from llmprobe.errors import CheckpointError
 
 COMMANDS = {command.callback.__name__: command for command in app.registered_commands}
 
@@ -28,7 +29,9 @@ def test_every_option_has_a_help_text(name):
 def test_a_target_is_refused_before_the_work(tmp_path: Path):
     check_target(tmp_path / "new" / "run", overwrite=False)
     assert not (tmp_path / "new").exists()
-    (tmp_path / "other").mkdir()
-    for overwrite, what in ((False, "already there"), (True, "no result")):
-        with pytest.raises(ValueError, match=what):
-            check_target(tmp_path / "other", overwrite=overwrite)
+    (tmp_path / "empty").mkdir()
+    check_target(tmp_path / "empty", overwrite=False)
+    (tmp_path / "thesis.txt").write_text("mine")
+    for overwrite in (False, True):
+        with pytest.raises(CheckpointError, match="is no result"):
+            check_target(tmp_path, overwrite=overwrite)

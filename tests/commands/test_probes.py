@@ -40,12 +40,14 @@ def test_variance_prints_a_table_and_writes_the_result(call, tmp_path):
     assert "95 % interval" in out
     assert "Of 6 heads" in out
     names = sorted(path.name for path in target.iterdir())
-    assert names == ["arrays.npz", "result.json", "variance.pdf", "variance.png"]
+    figures = ["variance.pdf", "variance.png"]
+    assert names == ["arrays.npz", "evidence.safetensors", "result.json", *figures]
     text = (target / "result.json").read_text()
     assert str(tmp_path) not in text
     code, out, err = call("variance", "--lengths", "8,16", "--output", target)
     assert (code, out) == (1, "")
-    assert "already there; use --overwrite" in err
+    assert "lengths '8..32' (asked: '8,16')" in err
+    assert "--overwrite" in err
     assert call("variance", "--lengths", "8,16", "--output", target, "--overwrite")[0] == 0
     assert llmprobe.load_result(target).lengths == (8, 16)
 

@@ -1,0 +1,127 @@
+"""The evidence of a probe: all that it has seen, by length, kept beside its result.
+
+A result has what is shown; its evidence has the statistics that this was computed from. So prompts
+can be added to a result, and results of other seeds or lengths be joined, as exactly as if one run
+had seen everything. No model is needed for that: what a summary must know of it is kept as well.
+
+    evidence = Evidence.read(folder)
+    evidence.n_prompts, evidence.tallies[1024]
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from llmprobe.checkpoints import read_checkpoint, write_checkpoint
+from llmprobe.discovery import AttentionLayer
+from llmprobe.errors import CheckpointError
+from llmprobe.results import Provenance
+from llmprobe.tallies import AttentionTally, Tally, VarianceTally
+from llmprobe.workspace import EVIDENCE
+
+TALLIES: dict[str, Callable[[Sequence[AttentionLayer]], Tally]] = {
+    "variance": VarianceTally,
+    "attention": AttentionTally,
+}
+"""By the kind of the result."""
+
+
+class Part(NamedTuple):
+    """Prompts that were drawn with one seed."""
+
+    seed: int
+    samples: int
+    prompts_hash: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What a probe has seen, and the facts that its summary needs."""
+
+    kind: str
+    provenance: Provenance
+    run: Mapping[str, Any]
+    """What else decides the numbers: the weights' digest and how prompts were cut into forwards."""
+    parts: tuple[Part, ...]
+    layers: tuple[AttentionLayer, ...]
+    context_length: int | None
+    """What the model was trained for."""
+    warnings: tuple[str, ...]
+    """Known before anything was seen."""
+    tallies: Mapping[int, Tally]
+    """By length, in their order."""
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return tuple(self.tallies)
+
+    @property
+    def n_prompts(self) -> int:
+        return sum(part.samples for part in self.parts)
+
+    @property
+    def configuration(self) -> dict[str, Any]:
+        return configuration_of(self.kind, self.provenance, self.run)
+
+    def write(self, folder: Path) -> None:
+        tensors = {
+            f"{length}/{name}": torch.from_numpy(value)
+            for length, tally in self.tallies.items()
+            for name, value in tally.state().items()
+        }
+        facts = {
+            "kind": self.kind,
+            "provenance": asdict(self.provenance),
+            "run": dict(self.run),
+            "parts": self.parts,
+            "layers": [asdict(layer) for layer in self.layers],
+            "context_length": self.context_length,
+            "warnings": self.warnings,
+            "lengths": self.lengths,
+        }
+        write_checkpoint(folder / EVIDENCE, tensors, facts)
+
+    @classmethod
+    def read(cls, folder: Path) -> "Evidence":
+        """What `write` wrote; `CheckpointError` where it is not there or not whole."""
+        path = folder / EVIDENCE
+        if not path.is_file():
+            raise CheckpointError(
+                f"{folder} has no {EVIDENCE}; a result made with an output folder has one"
+            )
+        tensors, facts = read_checkpoint(path)
+        try:
+            layers = tuple(AttentionLayer(**layer) for layer in facts["layers"])
+            tallies: dict[int, Tally] = {}
+            for length in facts["lengths"]:
+                prefix = f"{length}/"
+                tallies[int(length)] = TALLIES[facts["kind"]](layers)
+                tallies[int(length)].merge(
+                    {
+                        name.removeprefix(prefix): tensor.numpy()
+                        for name, tensor in tensors.items()
+                        if name.startswith(prefix)
+                    }
+                )
+            return cls(
+                kind=facts["kind"],
+                provenance=Provenance(**facts["provenance"]),
+                run=dict(facts["run"]),
+                parts=tuple(Part(*part) for part in facts["parts"]),
+                layers=layers,
+                context_length=facts["context_length"],
+                warnings=tuple(facts["warnings"]),
+                tallies=tallies,
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CheckpointError(f"{path} is no evidence of llmprobe ({error!r})") from None
+
+
+def configuration_of(kind: str, provenance: Provenance, run: Mapping[str, Any]) -> dict[str, Any]:
+    """All that decides the numbers; runs that agree in it may share a folder."""
+    told = asdict(provenance)
+    del told["created"]
+    return {"kind": kind} | told | dict(run)

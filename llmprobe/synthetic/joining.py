@@ -1,0 +1,138 @@
+"""Joining trainings of the same settings, of other seeds or tested at other lengths, into one.
+
+The folder of what is joined is that of a training like any other: it has all networks and all
+measurements, and `load_synthetic` takes networks from it.
+"""
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from llmprobe.checkpoints import check_same, write_checkpoint
+from llmprobe.kinds import load_result
+from llmprobe.results import Result
+from llmprobe.synthetic.choices import ChoicePlan, ChoiceTraining
+from llmprobe.synthetic.lab import training_of
+from llmprobe.synthetic.planning import Done, Numbers, Plan
+from llmprobe.synthetic.runs import facts_of, finished_pieces, measured_name
+from llmprobe.synthetic.search import SearchPlan
+from llmprobe.synthetic.sets import SetPlan, SetTraining
+from llmprobe.synthetic.tasks import CHOICES
+from llmprobe.workspace import open_training, read_training
+
+_OF_A_PART = {"seeds", "lengths"}
+"""What may differ between trainings that are joined."""
+
+
+class _Part(NamedTuple):
+    """A finished training, or several with the same seeds."""
+
+    plan: Plan
+    done: list[Done]
+    networks: list[Path]
+
+
+def join_trainings(folders: Sequence[Path]) -> tuple[Result, Callable[[Path], None]]:
+    """The result, and what writes the rest of its folder."""
+    asked = [read_training(folder) for folder in folders]
+    for folder, there in zip(folders, asked, strict=True):
+        check_same(folder, _settings(there), _settings(asked[0]))
+    by_seeds: dict[tuple[int, ...], list[_Part]] = {}
+    for folder, there in zip(folders, asked, strict=True):
+        part = _read(folder, there)
+        by_seeds.setdefault(part.plan.base.seeds, []).append(part)
+    parts = [_join_lengths(same) for same in by_seeds.values()]
+    plan = _join_seeds([part.plan for part in parts])
+    done = sorted(
+        (one for part in parts for one in part.done), key=lambda d: d.piece.training.seeds
+    )
+    device = torch.device(load_result(folders[0]).provenance.device)
+
+    def write(folder: Path) -> None:
+        space = open_training(folder, plan.configuration())
+        for part in parts:
+            for path in part.networks:
+                shutil.copyfile(path, space.checkpoints / path.name)
+        for one in done:
+            for variant, numbers in one.measured.items():
+                path = space.measured(measured_name(variant, one.piece))
+                tensors = {name: torch.from_numpy(array) for name, array in numbers.items()}
+                write_checkpoint(path, tensors, facts_of(plan))
+
+    return plan.join(done, device), write
+
+
+def _settings(there: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in there.items() if name not in _OF_A_PART}
+
+
+def _read(folder: Path, there: Mapping[str, Any]) -> _Part:
+    plan = _plan(there)
+    space = open_training(folder, plan.configuration())
+    networks = [space.checkpoint(piece.name) for piece in plan.pieces()]
+    return _Part(plan, finished_pieces(plan, space), networks)
+
+
+def _plan(there: Mapping[str, Any]) -> Plan:
+    """The plan that a folder's configuration is of."""
+    kind = ChoiceTraining if there["task"] in CHOICES else SetTraining
+    names = {field.name for field in fields(kind)}
+    base = training_of({name: value for name, value in there.items() if name in names})
+    variants, lengths, sets = tuple(there["variants"]), tuple(there["lengths"]), there["sets"]
+    if isinstance(base, ChoiceTraining):
+        plan = SearchPlan if "search" in there else ChoicePlan
+        return plan(variants, base, lengths, sets)
+    return SetPlan(variants, base, lengths, sets)
+
+
+def _join_lengths(parts: Sequence[_Part]) -> _Part:
+    """Of trainings of the same seeds, which are the same networks."""
+    first = parts[0]
+    lengths = [length for part in parts for length in part.plan.lengths]
+    if len(set(lengths)) < len(lengths):
+        twice = next(length for length in lengths if lengths.count(length) > 1)
+        raise ValueError(
+            f"merge: seeds {_told(first.plan)} at length {twice} are in two folders; give "
+            "trainings of other seeds, or tested at other lengths"
+        )
+    order = np.argsort(lengths)
+
+    def joined(pieces: Sequence[Done]) -> Done:
+        measured: dict[str, Numbers] = {}
+        for variant, numbers in pieces[0].measured.items():
+            measured[variant] = {}
+            for name in numbers:
+                axis = first.plan.length_axis(name)
+                found = np.concatenate([one.measured[variant][name] for one in pieces], axis=axis)
+                measured[variant][name] = found.take(order, axis=axis)
+        return replace(pieces[0], measured=measured)
+
+    plan = replace(first.plan, lengths=tuple(sorted(lengths)))
+    done = [joined(pieces) for pieces in zip(*(part.done for part in parts), strict=True)]
+    return _Part(plan, done, first.networks)
+
+
+def _join_seeds(plans: Sequence[Plan]) -> Plan:
+    """Of plans that are alike but for their seeds."""
+    seeds = [seed for plan in plans for seed in plan.base.seeds]
+    if len(set(seeds)) < len(seeds):
+        raise ValueError(
+            f"merge: seeds {' and '.join(map(_told, plans))} overlap; give trainings of the same "
+            "seeds at other lengths, or of others"
+        )
+    for plan in plans[1:]:
+        if plan.lengths != plans[0].lengths:
+            raise ValueError(
+                f"merge: seeds {_told(plans[0])} were tested at {plans[0].lengths}, seeds "
+                f"{_told(plan)} at {plan.lengths}; every seed needs the same"
+            )
+    return replace(plans[0], base=replace(plans[0].base, seeds=tuple(sorted(seeds))))
+
+
+def _told(plan: Plan) -> str:
+    return f"{plan.base.seeds[0]} to {plan.base.seeds[-1]}"

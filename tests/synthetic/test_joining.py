@@ -1,0 +1,98 @@
+"""Trainings that are joined are the training of all their seeds, tested at all their lengths."""
+
+import numpy as np
+import pytest
+
+from llmprobe import load_result, load_synthetic, merge_results, train_synthetic
+from llmprobe.errors import CheckpointError
+
+SETS = {
+    "task": "argmax",
+    "variants": "baseline,layernorm,ema",
+    "steps": 20,
+    "sets": 16,
+    "width": 16,
+}
+CHOICES = {"task": "set-complement", "vocab": 6, "steps": 20, "sets": 64, "width": 8}
+SEARCH = {"task": "set-complement", "vocab": 6, "steps": 4, "sets": 16}
+NUMBERS = {
+    "synthetic": ("accuracy", "global_variance", "loss", "feature_values", "top_weights"),
+    "legality": ("kl", "illegal_mass", "loss", "uniform_mass", "diverged"),
+    "search": ("kl", "gap", "learning_rate", "width", "diverged"),
+}
+
+
+def check_same(a, b):
+    """To the last digits: seeds in stacks of other sizes are added up in another order."""
+    assert (a.kind, a.seeds, a.lengths) == (b.kind, b.seeds, b.lengths)
+    assert a.warnings == b.warnings
+    for name in NUMBERS[a.kind]:
+        np.testing.assert_allclose(
+            getattr(a, name), getattr(b, name), rtol=1e-3, atol=1e-4, err_msg=name
+        )
+
+
+@pytest.mark.parametrize(
+    ("options", "count"),
+    [
+        (SETS | {"lengths": "16,32"}, "seeds"),
+        (CHOICES, "seeds"),
+        (SEARCH, "search"),
+    ],
+    ids=["sets", "choices", "search"],
+)
+def test_other_seeds_are_joined(options, count, tmp_path):
+    for first, n in ((0, 2), (2, 3)):
+        train_synthetic(**options, **{count: n}, first_seed=first, output=tmp_path / str(first))
+    joined = merge_results([tmp_path / "2", tmp_path / "0"], tmp_path / "all")
+    check_same(joined, train_synthetic(**options, **{count: 5}))
+    check_same(load_result(tmp_path / "all"), joined)
+    # The folder is that of a training: its command finds it finished, its networks are there.
+    again = train_synthetic(**options, **{count: 5}, output=tmp_path / "all")
+    assert again.provenance.created == joined.provenance.created
+    assert load_synthetic(tmp_path / "all", seed=3) is not None
+
+
+@pytest.mark.parametrize(
+    ("options", "lengths"),
+    [
+        (SETS | {"seeds": 2}, "16,32,64"),
+        (CHOICES | {"seeds": 2}, "1,3,5"),
+        (SEARCH | {"search": 2}, "1,3,5"),
+    ],
+    ids=["sets", "choices", "search"],
+)
+def test_other_lengths_are_joined(options, lengths, tmp_path):
+    first, second, third = lengths.split(",")
+    train_synthetic(**options, lengths=f"{first},{third}", output=tmp_path / "a")
+    train_synthetic(**options, lengths=second, output=tmp_path / "b")
+    joined = merge_results([tmp_path / "a", tmp_path / "b"], tmp_path / "all")
+    whole = train_synthetic(**options, lengths=lengths)
+    check_same(joined, whole)
+    assert joined.provenance.prompts_hash == whole.provenance.prompts_hash
+
+
+def test_what_does_not_fit_together_is_refused(tmp_path):
+    base = SETS | {"seeds": 2, "lengths": "16"}
+    made = {
+        "a": {},
+        "copy": {},
+        "overlap": {"first_seed": 1},
+        "far": {"first_seed": 2, "lengths": "32"},
+        "steps": {"first_seed": 2, "steps": 10},
+    }
+    for name, options in made.items():
+        train_synthetic(**base | options, output=tmp_path / name)
+    for other, said in (
+        ("copy", "seeds 0 to 1 at length 16 are in two folders"),
+        ("overlap", "seeds 0 to 1 and 1 to 2 overlap"),
+        ("far", r"seeds 0 to 1 were tested at \(16,\), seeds 2 to 3 at \(32,\)"),
+        ("steps", r"steps 10 \(asked: 20\)"),
+    ):
+        with pytest.raises((ValueError, CheckpointError), match=said):
+            merge_results([tmp_path / "a", tmp_path / other], tmp_path / "all")
+    next((tmp_path / "copy" / "checkpoints").glob("*.measured.*")).unlink()
+    train_synthetic(**base, first_seed=2, output=tmp_path / "b")
+    with pytest.raises(CheckpointError, match="no readable checkpoint"):
+        merge_results([tmp_path / "copy", tmp_path / "b"], tmp_path / "all")
+    assert not (tmp_path / "all").exists()

@@ -1,0 +1,96 @@
+"""What a probe has seen stays beside its result, to the bit, and only whole."""
+
+import json
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from llmprobe import probe_attention, probe_variance
+from llmprobe.errors import CheckpointError
+from llmprobe.evidence import Evidence
+from llmprobe.kinds import load_result
+from llmprobe.summaries import summarize
+from llmprobe.workspace import EVIDENCE
+
+PROBES = {"variance": probe_variance, "attention": probe_attention}
+
+
+@pytest.fixture(scope="module", params=PROBES)
+def folder(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("evidence") / "run"
+    PROBES[request.param]("builtin", "4..16", layers=[0, 2], samples=20, output=folder)
+    return folder
+
+
+def test_what_was_written_is_read_to_the_bit(folder, tmp_path):
+    first = Evidence.read(folder)
+    first.write(tmp_path)
+    again = Evidence.read(tmp_path)
+    assert again.configuration == first.configuration
+    assert (again.lengths, again.n_prompts) == ((4, 8, 16), 20)
+    for length, tally in first.tallies.items():
+        mine, theirs = tally.state(), again.tallies[length].state()
+        assert mine.keys() == theirs.keys()
+        assert all((mine[name] == theirs[name]).all() for name in mine)
+
+
+def test_the_result_follows_from_the_evidence_alone(folder):
+    from_evidence, saved = summarize(Evidence.read(folder)), load_result(folder)
+    assert str(from_evidence.to_document()) == str(saved.to_document())
+
+
+def test_it_names_no_path(folder):
+    with safe_open(folder / EVIDENCE, framework="pt") as file:
+        assert str(folder.parent) not in json.dumps(file.metadata())
+
+
+def forge_facts(path, **changes):
+    with safe_open(path, framework="pt") as file:
+        facts = json.loads(file.metadata()["llmprobe"])
+    facts = {k: v for k, v in (facts | changes).items() if v is not None}
+    save_file(load_file(path), path, metadata={"llmprobe": json.dumps(facts)})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"kind": "poetry"},
+        {"layers": None},
+        {"layers": [{"layer": 0}]},
+        {"lengths": [5]},
+        {"lengths": "x"},
+        {"parts": [[1]]},
+        {"provenance": {"user": "somebody"}},
+        {"run": 3},
+    ],
+)
+def test_forged_facts_are_refused(folder, tmp_path, changes):
+    Evidence.read(folder).write(tmp_path)
+    forge_facts(tmp_path / EVIDENCE, **changes)
+    with pytest.raises(CheckpointError, match="is no evidence of llmprobe"):
+        Evidence.read(tmp_path)
+
+
+def test_forged_arrays_are_refused(folder, tmp_path):
+    Evidence.read(folder).write(tmp_path)
+    path = tmp_path / EVIDENCE
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+    tensors = load_file(path)
+    name = next(name for name in tensors if name.endswith("/mean"))
+    tensors[name] = torch.zeros(3)
+    save_file(tensors, path, metadata=metadata)
+    with pytest.raises(CheckpointError, match=r"mean is torch\.float32 of shape"):
+        Evidence.read(tmp_path)
+
+
+def test_cut_short_or_not_there_is_said(folder, tmp_path):
+    with pytest.raises(CheckpointError, match=f"has no {EVIDENCE}"):
+        Evidence.read(tmp_path)
+    Evidence.read(folder).write(tmp_path)
+    path = tmp_path / EVIDENCE
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(CheckpointError, match="no readable checkpoint"):
+        Evidence.read(tmp_path)
