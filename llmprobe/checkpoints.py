@@ -22,6 +22,11 @@ def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[s
         save_file(plain, beside, metadata={"llmprobe": json.dumps(facts)})
         sync(beside)
         beside.replace(path)
+    except (OSError, SafetensorError) as error:  # a full disk, a folder that is gone
+        raise CheckpointError(
+            f"{path} cannot be written ({error}); what was kept before stays: make room, then give "
+            "the same command again"
+        ) from None
     finally:
         beside.unlink(missing_ok=True)
 

@@ -14,6 +14,7 @@ from datetime import timedelta
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,6 +29,11 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+
+try:
+    import resource
+except ModuleNotFoundError:  # Windows has no such limits
+    resource = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
     from accelerate import PartialState
@@ -105,10 +111,28 @@ def torch_generator(
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that can still be had there."""
+    """Bytes that can still be had there: by this process, under whatever limit it runs."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return psutil.virtual_memory().available
+    limits = [psutil.virtual_memory().available, *_free_in_group(Path("/sys/fs/cgroup"))]
+    if resource is not None:
+        most, _ = resource.getrlimit(resource.RLIMIT_AS)
+        if most != resource.RLIM_INFINITY:
+            limits.append(most - psutil.Process().memory_info().vms)
+    return max(0, min(limits))
+
+
+def _free_in_group(root: Path) -> Iterator[int]:
+    """What the control groups of Linux leave to this process: a container's, a scheduler's."""
+    try:
+        _, found, own = Path("/proc/self/cgroup").read_text().strip().rpartition("0::/")
+        for group in (root / own, *(root / own).parents) if found else ():
+            if group.is_relative_to(root) and (group / "memory.max").is_file():
+                most, used = ((group / f"memory.{n}").read_text() for n in ("max", "current"))
+                if most.strip() != "max":
+                    yield int(most) - int(used)
+    except (OSError, ValueError):  # another system, or another version of them
+        return
 
 
 @contextmanager

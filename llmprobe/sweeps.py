@@ -24,7 +24,7 @@ from llmprobe.capture import capture_attention
 from llmprobe.discovery import AttentionLayer, attention_layers, input_device
 from llmprobe.errors import OutOfMemoryError
 from llmprobe.prompts import Prompts
-from llmprobe.runtime import is_out_of_memory
+from llmprobe.runtime import free_memory, is_out_of_memory
 from llmprobe.tallies import N_GROUPS
 
 _SMALLEST_CHUNK = 64
@@ -66,6 +66,8 @@ class SweepPlan:
     n_tokens: int
     flops: float
     seconds: float
+    token_bytes: int
+    """Of a token in a forward, beside the weights."""
     memory: int
     """Bytes beside the weights, in the largest forward."""
     first: int = 0
@@ -140,7 +142,7 @@ def plan_sweep(
         min(max(batch_tokens // run, 1), n_prompts) * min(run, chunk or run) for run in runs
     )
     embedding = next(model.parameters())
-    memory = in_flight * embedding.element_size() * (8 * deepest.hidden_size + 3 * widest)
+    token_bytes = embedding.element_size() * (8 * deepest.hidden_size + 3 * widest)
     rate = _matmul_rate(input_device(model), embedding.dtype)
     return SweepPlan(
         lengths=tuple(lengths),
@@ -151,7 +153,8 @@ def plan_sweep(
         n_tokens=n_prompts * sum(runs),
         flops=flops,
         seconds=flops / rate / _EFFICIENCY,
-        memory=memory,
+        token_bytes=token_bytes,
+        memory=in_flight * token_bytes,
     )
 
 
@@ -232,24 +235,64 @@ def _agree(model: nn.Module, a: Tensor, b: Tensor, *, strictly: bool = False) ->
     return bool((a - b).square().mean().sqrt() <= (1e-3 if exact else 0.02) * scale)
 
 
-def run_unit(
-    model: nn.Module,
-    prompts: Prompts,
-    unit: Unit,
-    *,
-    chunk: int | None,
-    observe: Observe,
-    consume: Consume,
-    may_chunk: Callable[[], bool],
-    advance: Callable[[int], object] = lambda n_tokens: None,
-) -> None:
-    """Run the batches of a unit; `advance` is told of every token that is done.
+@dataclass(frozen=True)
+class Sweep:
+    """What running a unit takes."""
 
-    `may_chunk` is asked, once memory has run out, whether prompts may be cut into chunks.
-    """
-    for batch in unit.batches:
-        _run_batch(model, prompts, list(batch), unit.lengths, chunk, observe, consume, may_chunk)
-        advance(len(batch) * unit.lengths[-1])
+    model: nn.Module
+    prompts: Prompts
+    plan: SweepPlan
+    observe: Observe
+    may_chunk: Callable[[], bool]
+    """Asked once memory runs out: whether prompts may be cut into chunks."""
+
+    def run(
+        self, unit: Unit, consume: Consume, advance: Callable[[int], object] = lambda n_tokens: None
+    ) -> None:
+        """Run the batches of a unit; `advance` is told of every token that is done."""
+        for batch in unit.batches:
+            self._run(list(batch), unit.lengths, self.plan.chunk, consume)
+            advance(len(batch) * unit.lengths[-1])
+
+    def _run(
+        self, indices: list[int], lengths: tuple[int, ...], chunk: int | None, consume: Consume
+    ) -> None:
+        """One batch; where memory runs out, its halves, then ever smaller chunks."""
+        length, device = lengths[-1], input_device(self.model)
+        at_once = min(chunk or length, length)
+        need = self.plan.token_bytes * len(indices) * at_once
+        # A CPU's memory may end in a kill and not in an error, so what cannot fit is not tried.
+        hopeless = device.type == "cpu" and need > free_memory(device)
+        parts = None
+        if not hopeless or not self._divisible(indices, at_once):
+            try:
+                # Nothing is consumed before the whole batch is through: a retry counts none twice.
+                tokens = self.prompts.batch(indices, length).to(device)
+                positions = [n - 1 for n in lengths]
+                parts = _forward(self.model, tokens, positions, chunk, self.observe)
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+        if parts is not None:
+            consume(indices, lengths, parts)
+        elif not self._divisible(indices, at_once):
+            whole, free = (n / 2**20 for n in (self.plan.token_bytes * length, free_memory(device)))
+            raise OutOfMemoryError(
+                f"a prompt of {length} tokens does not fit the memory, not even {at_once} tokens "
+                f"at a time: it needs about {whole:,.0f} MiB beside the weights as a whole, and "
+                f"{free:,.0f} MiB are free on {device}; use shorter --lengths, fewer --layers, or "
+                "--dtype bfloat16"
+            )
+        elif len(indices) > 1:
+            half = len(indices) // 2
+            for some in (indices[:half], indices[half:]):
+                self._run(some, lengths, chunk, consume)
+        else:
+            self._run(indices, lengths, at_once // 2, consume)
+
+    def _divisible(self, indices: list[int], at_once: int) -> bool:
+        """Whether a batch can be run with less memory."""
+        return len(indices) > 1 or (at_once // 2 >= _SMALLEST_CHUNK and self.may_chunk())
 
 
 def forget_lengths(model: nn.Module, prompts: Prompts) -> None:
@@ -258,43 +301,6 @@ def forget_lengths(model: nn.Module, prompts: Prompts) -> None:
         # Two tokens: attention that answers for the last one alone needs one to look at.
         tokens = prompts.batch([0], prompts.longest)[:, :2]
         model(tokens.to(input_device(model)), **_options(model))
-
-
-def _run_batch(
-    model: nn.Module,
-    prompts: Prompts,
-    indices: list[int],
-    lengths: tuple[int, ...],
-    chunk: int | None,
-    observe: Observe,
-    consume: Consume,
-    may_chunk: Callable[[], bool],
-) -> None:
-    """One batch; where memory runs out, its halves, then ever smaller chunks."""
-    length = lengths[-1]
-    positions = [length - 1 for length in lengths]
-    tokens = prompts.batch(indices, length)
-    try:
-        # Nothing is consumed before the whole batch is through, so a retry counts nothing twice.
-        parts = _forward(model, tokens.to(input_device(model)), positions, chunk, observe)
-    except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-        parts = None
-    if parts is not None:
-        consume(indices, lengths, parts)
-    elif len(indices) > 1:
-        half = len(indices) // 2
-        for some in (indices[:half], indices[half:]):
-            _run_batch(model, prompts, some, lengths, chunk, observe, consume, may_chunk)
-    else:
-        smaller = min(chunk or length, length) // 2
-        if smaller < _SMALLEST_CHUNK or not may_chunk():
-            raise OutOfMemoryError(
-                f"a single prompt of {length} tokens does not fit the memory, nor can it be cut "
-                "smaller; use shorter --lengths, fewer --layers, or --dtype bfloat16"
-            )
-        _run_batch(model, prompts, indices, lengths, smaller, observe, consume, may_chunk)
 
 
 def _forward(

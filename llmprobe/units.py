@@ -14,14 +14,14 @@ from typing import Any
 import torch
 
 from llmprobe.checkpoints import check_same, read_checkpoint, write_checkpoint
-from llmprobe.errors import CheckpointError
+from llmprobe.errors import CheckpointError, OutOfMemoryError
 from llmprobe.evidence import TALLIES, Evidence, configuration_of
 from llmprobe.kinds import SeriesResult
 from llmprobe.preparing import Prepared
 from llmprobe.runtime import main_first, memory_kept, process
 from llmprobe.stats import State
 from llmprobe.summaries import summarize
-from llmprobe.sweeps import Consume, Observe, SweepPlan, Unit, forget_lengths, run_unit
+from llmprobe.sweeps import Consume, Observe, Sweep, SweepPlan, Unit, forget_lengths
 from llmprobe.tallies import Tally, at_length
 from llmprobe.workspace import EVIDENCE, Workspace, is_finished, open_probe, probe_under_way
 
@@ -59,19 +59,12 @@ def run_units(
     if not plan.one_pass:
         forget_lengths(ready.model, ready.prompts)
 
+    sweep = Sweep(ready.model, ready.prompts, plan, observe, may_chunk)
+
     def see(unit: Unit) -> State:
         own = TALLIES[kind](ready.layers)
         with torch.inference_mode(), memory_kept():
-            run_unit(
-                ready.model,
-                ready.prompts,
-                unit,
-                chunk=plan.chunk,
-                observe=observe,
-                consume=consume(own),
-                may_chunk=may_chunk,
-                advance=advance,
-            )
+            sweep.run(unit, consume(own), advance)
             examine(own, unit)
         return own.state()
 
@@ -139,7 +132,10 @@ def _kept(
         tensors, _ = read_checkpoint(path)
         advance(unit.n_tokens)
         return {name: tensor.numpy() for name, tensor in tensors.items()}
-    state = see(unit)
+    try:
+        state = see(unit)
+    except OutOfMemoryError as error:
+        raise OutOfMemoryError(f"{error}; {space.folder} keeps what is done") from error
     write_checkpoint(path, {k: torch.from_numpy(v) for k, v in state.items()}, {})
     return state
 

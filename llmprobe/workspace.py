@@ -14,13 +14,13 @@ older ones stay until the new ones are there.
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from llmprobe.checkpoints import check_same
 from llmprobe.errors import CheckpointError
-from llmprobe.results import Result
+from llmprobe.results import Also, Result
 from llmprobe.storage import sweep_partial, sync
 
 _FILE = "configuration.json"
@@ -58,13 +58,23 @@ class Workspace:
     def measured(self, piece: str) -> Path:
         return self.checkpoints / f"{piece}.measured.safetensors"
 
-    def finish(self, result: Result, *, also: Callable[[Path], object]) -> None:
+    def save(self, result: Result, *, also: Also = lambda folder: None) -> None:
+        """Put the result of all pieces beside them."""
+        try:
+            result.save_into(self.folder, figures=("png", "pdf"), also=also)
+        except OSError as error:
+            raise CheckpointError(
+                f"{self.folder}: the result cannot be written ({error.strerror}); what is done "
+                "stays there: make room, then give the same command again"
+            ) from None
+
+    def finish(self, result: Result, *, also: Also) -> None:
         """Put a probe's result in the place of an older one, and of the pieces it was made of.
 
         `also` writes the evidence. An older one stays until then, as its prompts are part of it.
         """
         _remove(self.folder, *_RESULT)
-        result.save_into(self.folder, figures=("png", "pdf"), also=also)
+        self.save(result, also=also)
         _remove(self.folder, _FILE, _CHECKPOINTS)
 
 

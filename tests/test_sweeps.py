@@ -15,7 +15,7 @@ from llmprobe import (
     probe_variance,
 )
 from llmprobe.prompts import make_prompts
-from llmprobe.sweeps import chunks_agree, forget_lengths, plan_sweep, prefixes_agree, run_unit
+from llmprobe.sweeps import Sweep, chunks_agree, forget_lengths, plan_sweep, prefixes_agree
 from llmprobe.synthetic.network import SetNetwork
 
 LENGTHS = (4, 8, 24, 100)
@@ -25,7 +25,7 @@ def prompts_for(query="free", n=5):
     return make_prompts("random", n_prompts=n, lengths=LENGTHS, vocab_size=97, query=query)
 
 
-def sweep(model, prompts, *, one_pass=True, batch_tokens=256, chunk=None):
+def run_sweep(model, prompts, *, one_pass=True, batch_tokens=256, chunk=None):
     """Everything that a sweep captures, by layer, length and prompt."""
     layers = attention_layers(model)
     plan = plan_sweep(
@@ -53,18 +53,10 @@ def sweep(model, prompts, *, one_pass=True, batch_tokens=256, chunk=None):
 
     if not one_pass:
         forget_lengths(model, prompts)
+    sweep = Sweep(model, prompts, plan, observe, lambda: chunks_agree(model, prompts, layers))
     with torch.inference_mode():
         for unit in plan.units():
-            run_unit(
-                model,
-                prompts,
-                unit,
-                chunk=chunk,
-                observe=observe,
-                consume=consume,
-                may_chunk=lambda: chunks_agree(model, prompts, layers),
-                advance=done.append,
-            )
+            sweep.run(unit, consume, done.append)
             assert sum(done) <= plan.n_tokens
     assert sum(done) == plan.n_tokens
     return found
@@ -80,7 +72,7 @@ def check_same(a, b):
 def test_one_pass_equals_a_pass_a_length(family):
     model, prompts = tiny(family), prompts_for()
     assert prefixes_agree(model, prompts, LENGTHS, attention_layers(model))
-    check_same(sweep(model, prompts), sweep(model, prompts, one_pass=False))
+    check_same(run_sweep(model, prompts), run_sweep(model, prompts, one_pass=False))
 
 
 @pytest.mark.parametrize("n_prompts", [2, 5, 16, 37, 100])
@@ -114,7 +106,7 @@ def test_units_have_every_prompt_of_every_pass_once(n_prompts, one_pass, batch_t
 @pytest.mark.parametrize("batch_tokens", [1, 100, 250, 10_000])
 def test_the_size_of_batches_changes_nothing(batch_tokens):
     model, prompts = tiny("llama"), prompts_for()
-    check_same(sweep(model, prompts), sweep(model, prompts, batch_tokens=batch_tokens))
+    check_same(run_sweep(model, prompts), run_sweep(model, prompts, batch_tokens=batch_tokens))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -124,7 +116,7 @@ def test_chunks_over_a_cache_change_nothing_or_are_refused(family, chunk):
     agree = chunks_agree(model, prompts, attention_layers(model))
     assert agree == (family not in ("jamba", "glm_moe_dsa"))
     if agree:
-        check_same(sweep(model, prompts), sweep(model, prompts, chunk=chunk))
+        check_same(run_sweep(model, prompts), run_sweep(model, prompts, chunk=chunk))
     else:
         with pytest.raises(ValueError, match="gives other numbers in chunks"):
             probe_variance(model, LENGTHS, layers=None, samples=2, chunk=chunk)
@@ -182,9 +174,9 @@ def limit_memory(model, limit):
 def test_where_memory_runs_out_batches_are_halved_and_then_chunked(limit, monkeypatch):
     monkeypatch.setattr("llmprobe.sweeps._SMALLEST_CHUNK", 8)
     model, prompts = copy.deepcopy(tiny("llama")), prompts_for()
-    whole = sweep(model, prompts, batch_tokens=500)
+    whole = run_sweep(model, prompts, batch_tokens=500)
     handle = limit_memory(model, limit)
-    backed_off = sweep(model, prompts, batch_tokens=500)
+    backed_off = run_sweep(model, prompts, batch_tokens=500)
     handle.remove()
     check_same(whole, backed_off)
 
@@ -192,8 +184,10 @@ def test_where_memory_runs_out_batches_are_halved_and_then_chunked(limit, monkey
 def test_what_fits_in_no_way_is_said_with_its_length_and_the_levers():
     model, prompts = copy.deepcopy(tiny("llama")), prompts_for()
     handle = limit_memory(model, 20)
-    with pytest.raises(OutOfMemoryError, match=r"100 tokens.*--lengths.*--dtype"):
-        sweep(model, prompts)
+    with pytest.raises(
+        OutOfMemoryError, match=r"100 tokens.* MiB.* MiB are free.*--lengths.*--dtype"
+    ):
+        run_sweep(model, prompts)
     handle.remove()
 
 
@@ -205,7 +199,7 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory():
 
     handle = model.register_forward_pre_hook(fail)
     with pytest.raises(RuntimeError, match="something else"):
-        sweep(model, prompts)
+        run_sweep(model, prompts)
     handle.remove()
 
 
@@ -240,7 +234,7 @@ def test_attention_for_the_last_token_alone_takes_a_pass_a_length(variant):
     assert not prefixes_agree(model, prompts, LENGTHS, layers)
     assert not chunks_agree(model, prompts, layers)
     handle.remove()
-    found = sweep(model, prompts, one_pass=False)
+    found = run_sweep(model, prompts, one_pass=False)
     assert len(found) == len(LENGTHS) * prompts.n_prompts
     with pytest.raises(ValueError, match="leave --chunk out"):
         probe_variance(model, LENGTHS, samples=2, chunk=4)

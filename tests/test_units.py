@@ -1,18 +1,11 @@
 """A probe is the same to the bit, whoever did its units and however often it was stopped."""
 
-import os
-import random
-import shutil
-import signal
-import subprocess
-import sys
-import time
-
 import pytest
 
 from llmprobe import load_result, probe_attention, probe_variance, units
 from llmprobe.errors import CheckpointError
 from llmprobe.runtime import Process
+from llmprobe.sweeps import Sweep
 from llmprobe.workspace import open_probe
 
 OPTIONS = {"lengths": "4..32", "layers": None, "samples": 21, "batch_tokens": 100}
@@ -38,7 +31,7 @@ class Killed(Exception):
 
 def stop_after(n, monkeypatch):
     """Have the n-th unit from now on fail before it is done."""
-    run, left = units.run_unit, [n]
+    run, left = Sweep.run, [n]
 
     def failing(*args, **options):
         if not left[0]:
@@ -46,7 +39,7 @@ def stop_after(n, monkeypatch):
         left[0] -= 1
         run(*args, **options)
 
-    monkeypatch.setattr(units, "run_unit", failing)
+    monkeypatch.setattr(Sweep, "run", failing)
 
 
 @every_probe
@@ -135,70 +128,3 @@ def test_a_broken_checkpoint_is_named(tmp_path, monkeypatch):
     broken.write_bytes(broken.read_bytes()[:-1])
     with pytest.raises(CheckpointError, match=f"{broken.name} is no readable checkpoint"):
         PROBES["variance"](output=tmp_path / "run")
-
-
-SHAPE = ("--at", "heads", "--layers", "all", "--lengths", "16..512", "--samples", "35")
-COMMAND = ("variance", "builtin", *SHAPE, "--quiet")
-
-
-def run_llmprobe(*options, launcher=(), **more):
-    command = [sys.executable, *launcher, "-m", "llmprobe", *COMMAND, *options]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **more)
-
-
-def code_of(process):
-    process.communicate()
-    return process.returncode
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("n_processes", [2, 3])
-def test_real_processes_give_the_bits_of_one(n_processes, tmp_path):
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={n_processes}")
-    for name, how in (("alone", ()), ("together", launcher)):
-        process = run_llmprobe("--output", tmp_path / name, launcher=how, env=environment)
-        out, err = process.communicate()
-        assert process.returncode == 0, err.decode()
-        assert out.count(b"saved:") == 1
-    assert same(load_result(tmp_path / "alone"), load_result(tmp_path / "together"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
-def test_a_command_that_is_told_to_stop_says_how_to_go_on(how, tmp_path):
-    run = tmp_path / "run"
-    process = run_llmprobe("--output", run)
-    while not any(run.glob("checkpoints/*.safetensors")):
-        assert process.poll() is None
-        time.sleep(0.01)
-    process.send_signal(how)
-    out, err = process.communicate()
-    assert (process.returncode, out) == (130, b"")
-    line = f"{run} keeps what is done; the same command goes on there\n"
-    assert err.decode() == line
-    assert code_of(run_llmprobe("--output", run)) == 0
-
-
-@pytest.mark.slow
-def test_twenty_kills_change_nothing_and_leave_nothing(tmp_path):
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    start = time.monotonic()
-    assert code_of(run_llmprobe("--output", tmp_path / "whole", env=environment)) == 0
-    whole = time.monotonic() - start
-    generator, n_kills, n_finished = random.Random(0), 0, 0
-    names = sorted(path.name for path in (tmp_path / "whole").iterdir())
-    while n_kills < 20 or not n_finished:
-        process = run_llmprobe("--output", tmp_path / "killed", env=environment)
-        if n_kills < 20:
-            time.sleep(generator.uniform(0, 1.2 * whole))
-            process.send_signal(signal.SIGKILL)
-            n_kills += 1
-        code = code_of(process)
-        if (tmp_path / "killed" / "result.json").exists():
-            assert same(load_result(tmp_path / "whole"), load_result(tmp_path / "killed"))
-            if code == 0:
-                assert sorted(p.name for p in (tmp_path / "killed").iterdir()) == names
-                n_finished += 1
-            shutil.rmtree(tmp_path / "killed")
-    assert [path.name for path in tmp_path.iterdir()] == ["whole"]

@@ -188,7 +188,7 @@ def _probe(command: str, **options: Any) -> None:
                 loaded, **options, on_plan=on_plan, advance=lambda n: bar.advance(task, n)
             )
         except KeyboardInterrupt:
-            if target.is_dir():
+            if target.is_dir() and process().is_main:
                 typer.echo(f"{target} keeps what is done; the same command goes on there", err=True)
             raise
     if process().is_main:

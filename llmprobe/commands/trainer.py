@@ -149,7 +149,8 @@ def _train(options: dict[str, Any], folder: Path, *, as_json: bool, quiet: bool)
         try:
             result = train(**options, output=folder, watch=watch)
         except KeyboardInterrupt:
-            typer.echo(f"{folder} keeps what is done; the same command goes on there", err=True)
+            if process().is_main:
+                typer.echo(f"{folder} keeps what is done; the same command goes on there", err=True)
             raise
     if not process().is_main:
         return

@@ -36,7 +36,7 @@ def run_plan(
     pieces = [_run_piece(piece, plan, device, space, watch) for piece in _own(plan.pieces())]
     result = plan.join(_gathered(pieces), device)
     if space is not None and process().is_main:
-        result.save_into(space.folder, figures=("png", "pdf"))
+        space.save(result)
     return result
 
 

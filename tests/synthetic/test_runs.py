@@ -1,15 +1,10 @@
 """A plan's run: each piece once, from its folder where it is there, in one process or several."""
 
 import dataclasses
-import os
-import subprocess
-import sys
-import time
 
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT
 
 from llmprobe import load_result
 from llmprobe.checkpoints import read_checkpoint, write_checkpoint
@@ -201,50 +196,3 @@ def test_processes_share_out_all_pieces(monkeypatch):
         monkeypatch.setattr(runs, "process", lambda here=here: here)
         names += [piece.name for piece in runs._own(pieces)]
     assert sorted(names) == sorted(piece.name for piece in pieces)
-
-
-@pytest.mark.slow
-def test_two_processes_give_the_bits_of_one(tmp_path):
-    options = ["--steps", "60", "--seeds", "20", "--width", "16", "--lengths", "16,64"]
-    command = ["-m", "llmprobe", "train-synthetic", *options, "--sets", "16", "--quiet"]
-    two = ["-m", "torch.distributed.run", "--nproc_per_node", "2"]
-    for name, launcher in (("one", []), ("two", two)):
-        where = ["--output", str(tmp_path / name)]
-        done = subprocess.run(
-            [sys.executable, *launcher, *command, *where],
-            cwd=ROOT,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.count("saved: ") == 1
-    one, both = (load_result(tmp_path / name) for name in ("one", "two"))
-    for name in ("accuracy", "loss", "feature_variance", "top_weights"):
-        np.testing.assert_array_equal(getattr(one, name), getattr(both, name))
-
-
-@pytest.mark.slow
-def test_a_killed_run_ends_with_the_numbers_of_an_undisturbed_one(tmp_path):
-    options = ["--steps", "600", "--seeds", "2", "--lengths", "16,64", "--sets", "64"]
-    command = [sys.executable, "-m", "llmprobe", "train-synthetic", *options, "--quiet"]
-
-    def start(folder):
-        where = ["--output", str(tmp_path / folder)]
-        return subprocess.Popen([*command, *where], cwd=ROOT, stdout=subprocess.DEVNULL)
-
-    assert start("undisturbed").wait() == 0
-    kills = 0
-    for seconds in (6, 9, 12):
-        process = start("killed")
-        time.sleep(seconds)
-        kills += process.poll() is None
-        process.kill()
-        process.wait()
-    assert kills
-    assert start("killed").wait() == 0
-    whole, pieced = (load_result(tmp_path / name) for name in ("undisturbed", "killed"))
-    for name in ("accuracy", "loss", "feature_variance", "top_weights"):
-        np.testing.assert_array_equal(getattr(whole, name), getattr(pieced, name))
-    assert not list((tmp_path / "killed").rglob("*partial*"))
