@@ -32,6 +32,7 @@ _HOME = {
     "TopK": "stats",
     "fit_decay": "decay",
     "parse_lengths": "lengths",
+    "paper_style": "plots",
     "load_result": "kinds",
     "merge_results": "merging",
     "AttentionResult": "kinds",

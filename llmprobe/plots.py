@@ -14,6 +14,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import seaborn as sns
+from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
@@ -43,7 +44,18 @@ _STYLE = {
     "pdf.fonttype": 42,  # text stays text
     "svg.fonttype": "none",
     "figure.dpi": 150,
+    "axes.prop_cycle": cycler(color=sns.color_palette("colorblind")),
 }
+
+
+@contextmanager
+def paper_style() -> Iterator[None]:
+    """Figures that are made in this block look like those of llmprobe."""
+    with plt.rc_context(_STYLE):
+        yield
+        # A notebook's backend turns this on with the first figure, inside the context.
+        interactive = plt.isinteractive()
+    matplotlib.interactive(interactive)
 
 
 def draw_decay(
@@ -320,7 +332,7 @@ def styled_axes(
     legend: bool = False,
 ) -> Iterator[Any]:
     """The caller's Axes as they are, or new ones in our style, with room for a legend beside."""
-    with plt.rc_context(_STYLE):
+    with paper_style():
         if ax is None:
             size = (width + (1.1 if legend else 0), height)
             _, grid = plt.subplots(
@@ -328,6 +340,3 @@ def styled_axes(
             )
             ax = grid.ravel() if panels else grid
         yield ax
-        # A notebook's backend turns this on with the first figure, inside the context.
-        interactive = plt.isinteractive()
-    matplotlib.interactive(interactive)

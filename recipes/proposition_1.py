@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 import typer
 from matplotlib import pyplot as plt
 
-from llmprobe import load_synthetic, probe_variance, train_synthetic
+from llmprobe import load_synthetic, paper_style, probe_variance, train_synthetic
 
 NAME = "proposition_1"
 SCALES = {
@@ -41,29 +41,37 @@ def main(
     output: Annotated[Path, typer.Option(help="Folder for figure and results.")] = Path("figures"),
 ) -> None:
     size = SCALES[scale]
-    figure, panels = plt.subplots(1, 2, figsize=(6.75, 2.6), layout="constrained")
-    for task, panel in zip(("argmax", "dictionary"), panels, strict=True):
+    drawn = {}
+    for task in ("argmax", "dictionary"):
         run = Path("runs") / NAME / scale / task
         trained = train_synthetic(task, "baseline", lengths="16", output=run, **size["training"])
-        drawn = {}
         for seed in trained.seeds:
             network = load_synthetic(run, "baseline", seed=seed)
             for query in ("fixed", "free"):
                 result = probe_variance(network, query=query, **size["probe"])
                 result.save(output / NAME / f"{task}_{query}_{seed}", overwrite=True)
-                drawn.setdefault(query, result)
+                drawn.setdefault(f"{task}, seed {trained.seeds[0]}", {}).setdefault(query, result)
                 print(
                     f"{task}, {query} query, seed {seed}: slope {result.slope[0]:+.3f}, 95 % "
                     f"interval {result.slope_low[0]:+.3f} to {result.slope_high[0]:+.3f} over "
                     f"{result.n_prompts.min()} prompts; the law says -0.5"
                 )
-        draw(drawn, panel)
-        panel.set_title(f"{task}, seed {trained.seeds[0]}", fontsize=8)
-    for ending in ("png", "pdf"):
-        figure.savefig(output / f"{NAME}.{ending}", dpi=200)
+    with paper_style():
+        figure = draw(drawn)
+        for ending in ("png", "pdf"):
+            figure.savefig(output / f"{NAME}.{ending}", dpi=200)
 
 
-def draw(results, panel):
+def draw(drawn):
+    """A panel for each task."""
+    figure, panels = plt.subplots(1, 2, figsize=(6.75, 2.6), layout="constrained")
+    for (title, results), panel in zip(drawn.items(), panels, strict=True):
+        panel.set_title(title)
+        draw_task(results, panel)
+    return figure
+
+
+def draw_task(results, panel):
     """Standard deviation against length, a color for each kind of query."""
     for number, (query, result) in enumerate(results.items()):
         frame, color = result.to_frame(), f"C{number}"
@@ -80,13 +88,11 @@ def draw(results, panel):
     panel.set_xscale("log", base=2)
     panel.set_yscale("log", base=2)
     panel.set_xticks(frame.length, [f"{n}" for n in frame.length])
-    panel.tick_params(labelsize=7)
-    panel.set_xlabel("prompt length N (tokens)", fontsize=8)
+    panel.set_xlabel("prompt length N (tokens)")
     panel.set_ylabel(
-        f"std over {frame.n_prompts.min()} prompts,\nmedian and quartiles over features", fontsize=8
+        f"std over {frame.n_prompts.min()} prompts,\nmedian and quartiles over features"
     )
-    panel.spines[["top", "right"]].set_visible(False)
-    panel.legend(fontsize=7, frameon=False, loc="lower left")
+    panel.legend(loc="lower left")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import numpy as np
 import typer
 from matplotlib import pyplot as plt
 
-from llmprobe import balanced, load_synthetic, train_synthetic, wrong_mass
+from llmprobe import balanced, load_synthetic, paper_style, train_synthetic, wrong_mass
 
 NAME = "set_complement_theory"
 SCALES = {
@@ -59,9 +59,10 @@ def main(
     predicted = [wrong_mass(2 * gap[1], enough.lengths, vocab) for gap in enough.gap[0]]
     off = np.abs(enough.illegal_mass[0] - predicted)[even].max()
     print(f"mass on present tokens: largest difference from the prediction {off:.4f}")
-    figure = draw(results, vocab, even)
-    for ending in ("png", "pdf"):
-        figure.savefig(output / f"{NAME}.{ending}", dpi=200)
+    with paper_style():
+        figure = draw(results, vocab, even)
+        for ending in ("png", "pdf"):
+            figure.savefig(output / f"{NAME}.{ending}", dpi=200)
 
 
 def is_balanced(run, seed):
@@ -72,8 +73,8 @@ def is_balanced(run, seed):
 
 def draw(results, vocab, even):
     """Three panels: KL against width, gap and wrong mass against length."""
-    plt.rcParams.update({"font.size": 8, "axes.grid": True, "grid.alpha": 0.3})
-    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(6.75, 2.3), layout="constrained")
+    figure, panels = plt.subplots(1, 3, figsize=(6.75, 2.9), layout="constrained")
+    left, middle, right = panels
     for number, length in enumerate((1, 2)):
         values = np.array([result.kl[0, :, number] for result in results.values()])
         left.plot(list(results), values, f"C{number}.", ms=3, alpha=0.5)
@@ -82,7 +83,6 @@ def draw(results, vocab, even):
     left.axvline(vocab - 1, color="0.5", lw=0.8, ls=":", label="v − 1")
     left.set(yscale="log", xlabel=f"width, v = {vocab}", ylabel="KL to the target (nats)")
     left.set_xticks(list(results))
-    left.legend(fontsize=6, loc="center left")
     enough = results[vocab - 1]
     s = np.array(enough.lengths)
     gap, mass = enough.gap[0], enough.illegal_mass[0]
@@ -104,9 +104,10 @@ def draw(results, vocab, even):
     for panel in (middle, right):
         panel.set_xticks(ticks, [f"{n}" for n in ticks], minor=False)
         panel.axvspan(1, 2, color="0.9", lw=0, zorder=0, label="trained")
-        panel.legend(fontsize=6)
-        panel.set_title(f"width {vocab - 1}", fontsize=8)
+        panel.set_title(f"width {vocab - 1}")
     middle.xaxis.minorticks_off()
+    for panel in panels:  # below, where it hides nothing
+        panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.25))
     return figure
 
 

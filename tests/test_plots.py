@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from samples import make_variance_result
 
+from llmprobe import plots
+
 
 def lines(ax):
     return {line.get_label(): line for line in ax.get_lines()}
@@ -77,3 +79,13 @@ def test_a_figure_leaves_a_notebook_interactive(variance_result, monkeypatch):
         assert plt.isinteractive()
     finally:
         plt.ioff()
+
+
+def test_the_style_is_there_in_its_block_and_nowhere_else():
+    before = dict(plt.rcParams)
+    with plots.paper_style():
+        figure, ax = plt.subplots()
+        assert not ax.spines["top"].get_visible()
+        first = ax.plot([0, 1])[0].get_color()
+    assert first == next(plots.palette(2))
+    assert dict(plt.rcParams) == before
