@@ -84,7 +84,7 @@ def test_a_figure_leaves_a_notebook_interactive(variance_result, monkeypatch):
 def test_the_style_is_there_in_its_block_and_nowhere_else():
     before = dict(plt.rcParams)
     with plots.paper_style():
-        figure, ax = plt.subplots()
+        _, ax = plt.subplots()
         assert not ax.spines["top"].get_visible()
         first = ax.plot([0, 1])[0].get_color()
     assert first == next(plots.palette(2))

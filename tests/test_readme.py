@@ -1,6 +1,6 @@
 """What README.md prints is true: its code runs as it stands there, its commands exist.
 
-Every ```python and ```sh block and every `$ llmprobe ...` line is run in a folder of its own, but
+Every ```python and ```sh block and every `$ llmprobe ...` block is run in a folder of its own, but
 for blocks with a comment on the line before, which says what they need:
 
     <!-- needs: gpu -->     <!-- needs: hub -->     <!-- needs: minutes -->
@@ -99,7 +99,7 @@ def _cases(pairs):
     return [
         pytest.param(
             *case,
-            marks=[pytest.mark.slow] if any(word in case[0] for word in SLOW) else [],
+            marks=[pytest.mark.slow] if any(word in str(case[0]) for word in SLOW) else [],
             id=f"line {line}",
         )
         for line, *case in pairs
@@ -114,6 +114,12 @@ COMMANDS = [
     for command, printed in block.commands
 ]
 LOOKED_UP = ("make ", "pip install ")
+_SHELL = [
+    (block.line, [pair for pair in block.commands if not pair[0].startswith(LOOKED_UP)])
+    for block in RUN
+    if block.language in ("sh", "")
+]
+SHELL = _cases((line, commands) for line, commands in _SHELL if commands)
 
 
 @pytest.fixture
@@ -146,16 +152,15 @@ def test_python_in_the_readme_runs(program, folder):
     assert "Warning" not in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("command", "printed"), _cases(c for c in COMMANDS if not c[1].startswith(LOOKED_UP))
-)
-def test_a_command_in_the_readme_runs_and_prints_what_is_printed(command, printed, folder):
-    done = run(command, folder)
-    if printed:
-        headline, *_ = done.stdout.splitlines()
-        begins = [headline, *done.stderr.splitlines()[:1]]
-        assert any(same_shape(printed[0], line) for line in begins), begins
-        assert any(same_shape(line, headline) for line in printed), headline
+@pytest.mark.parametrize("commands", SHELL)
+def test_commands_in_the_readme_run_in_turn_and_print_what_is_printed(commands, folder):
+    for command, printed in commands:
+        done = run(command, folder)
+        if printed:
+            headline, *_ = done.stdout.splitlines()
+            begins = [headline, *done.stderr.splitlines()[:1]]
+            assert any(same_shape(printed[0], line) for line in begins), begins
+            assert any(same_shape(line, headline) for line in printed), headline
 
 
 @pytest.mark.parametrize("command", _cases(c[:2] for c in COMMANDS if c[1].startswith("make ")))
