@@ -20,6 +20,7 @@ def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[s
     plain = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
     try:
         save_file(plain, beside, metadata={"llmprobe": json.dumps(facts)})
+        beside.chmod(path.parent.stat().st_mode & 0o666)  # for whom the folder is, not for one alone
         sync(beside)
         beside.replace(path)
     except (OSError, SafetensorError) as error:  # a full disk, a folder that is gone

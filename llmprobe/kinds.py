@@ -97,7 +97,8 @@ class SeriesResult(Result, kind=""):
         )
 
     def headline(self) -> str:
-        n_series = f"{len(self.layer)} {'layers' if (self.head < 0).all() else 'heads'}"
+        what = "layer" if (self.head < 0).all() else "head"
+        n_series = f"{len(self.layer)} {what}{'s' * (len(self.layer) != 1)}"
         return (
             f"{self.kind} of {self.provenance.model}: {n_series}, "
             f"lengths {min(self.lengths)}..{max(self.lengths)}, {self.n_prompts.min()} prompts"

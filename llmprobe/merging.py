@@ -35,7 +35,8 @@ def merge_results(
     """Join saved results and save what comes of it in the folder `output`."""
     places = [Path(folder).expanduser() for folder in folders]
     if len({place.resolve() for place in places}) < max(len(places), 2):
-        raise ValueError(f"merge: got {len(places)} folders, accepted: two or more different ones")
+        came = ", ".join(map(str, places)) or "none"
+        raise ValueError(f"merge: got {came}; accepted: two or more different folders")
     kinds = {load_result(place).kind: place for place in places}
     if len(kinds) > 1:
         told = ", ".join(f"{place} ({kind})" for kind, place in kinds.items())

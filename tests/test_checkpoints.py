@@ -27,7 +27,7 @@ def test_a_write_that_fails_leaves_the_old_one(tmp_path, monkeypatch):
         raise OSError("no space left")
 
     monkeypatch.setattr("llmprobe.checkpoints.sync", full)
-    with pytest.raises(OSError, match="no space"):
+    with pytest.raises(CheckpointError, match="no space"):
         write_checkpoint(path, TENSORS, {"step": 2})
     assert read_checkpoint(path)[1] == {"step": 1}
     assert list(tmp_path.iterdir()) == [path]
@@ -55,3 +55,10 @@ def test_other_settings_are_named(tmp_path):
     check_same(tmp_path, {"steps": 5, "seeds": [0, 1]}, {"steps": 5, "seeds": (0, 1)})
     with pytest.raises(CheckpointError, match=r"steps 5 \(asked: 6\)"):
         check_same(tmp_path, {"steps": 5}, {"steps": 6})
+
+
+def test_a_checkpoint_is_for_all_whom_its_folder_is_for(tmp_path):
+    for mode in (0o755, 0o770, 0o700):
+        tmp_path.chmod(mode)
+        write_checkpoint(tmp_path / "a.safetensors", {"x": torch.zeros(1)}, {})
+        assert (tmp_path / "a.safetensors").stat().st_mode & 0o777 == mode & 0o666

@@ -43,6 +43,8 @@ def start(name, output, launcher=()):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # What a shell starts in the background would not hear it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 

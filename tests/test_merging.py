@@ -153,8 +153,8 @@ def test_what_does_not_fit_together_is_refused(tmp_path):
         PROBES["variance"](output=tmp_path / name, **options)
     PROBES["attention"](output=tmp_path / "attention")
     for others, said in (
-        (["a"], "two or more different ones"),
-        (["a", "a"], "two or more different ones"),
+        (["a"], "two or more different folders"),
+        (["a", "a"], "two or more different folders"),
         (["a", "copy"], "seed 0 at length 4 is in two folders"),
         (["a", "short"], r"length 4 has 20 prompts of seed 0, 20 prompts of seed 3, length 16"),
         (["a", "bos"], r"component 1 \(asked: 0\)"),
