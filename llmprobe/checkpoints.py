@@ -1,4 +1,5 @@
-"""Checkpoints: tensors and a few facts in one safetensors file, replaced in one step."""
+"""Checkpoints: tensors and a few facts in one safetensors file, replaced in one step; and tensors
+that processes hand to each other in the same format."""
 
 import json
 import os
@@ -6,11 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load, save, save_file
 from torch import Tensor
 
 from llmprobe.errors import CheckpointError
+from llmprobe.runtime import process, process_device
 from llmprobe.storage import sync
 
 
@@ -20,7 +23,7 @@ def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[s
     plain = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
     try:
         save_file(plain, beside, metadata={"llmprobe": json.dumps(facts)})
-        beside.chmod(path.parent.stat().st_mode & 0o666)  # for whom the folder is, not for one alone
+        beside.chmod(path.parent.stat().st_mode & 0o666)  # for all whom the folder is for
         sync(beside)
         beside.replace(path)
     except (OSError, SafetensorError) as error:  # a full disk, a folder that is gone
@@ -42,6 +45,24 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise CheckpointError(
             f"{path} is no readable checkpoint ({error}); remove it to have its piece done again"
         ) from None
+
+
+def gather_tensors(own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What all processes have, each of its own names: handed on as safetensors, not as pickles."""
+    here = process()
+    if here.n_processes == 1:
+        return dict(own)
+    from accelerate.utils import gather, pad_across_processes
+
+    device = process_device()
+    data = save({name: tensor.contiguous().cpu() for name, tensor in own.items()})
+    sizes = gather(torch.tensor([len(data)], device=device)).tolist()
+    padded = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)
+    every = gather(pad_across_processes(padded)).cpu().view(here.n_processes, -1)
+    found: dict[str, Tensor] = {}
+    for part, size in zip(every, sizes, strict=True):
+        found |= load(part[:size].numpy().tobytes())
+    return found
 
 
 def check_same(where: Path, there: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:

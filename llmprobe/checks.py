@@ -22,6 +22,8 @@ from llmprobe.patterns import capture_rows
 from llmprobe.runtime import torch_generator
 
 _TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4}
+_LONGEST = 2**16
+"""Eager attention has the square of it as weights."""
 _LOW_PRECISION_TOLERANCE = 0.1
 """Half precision rounds at 2^-8 to 2^-11, and a few roundings meet in one output."""
 
@@ -52,8 +54,8 @@ def check_capture(
     model: nn.Module, *, tokenizer: Any = None, length: int = 64, seed: int = 0
 ) -> CheckReport:
     """Check captures of a causal language model on random prompts of `length` tokens."""
-    if length < 8:
-        raise ValueError(f"length: got {length}, accepted: 8 or more")
+    if not isinstance(length, int) or not 8 <= length <= _LONGEST:
+        raise ValueError(f"length: got {length!r}, accepted: 8 or more, to {_LONGEST:,}")
     training = model.training
     try:
         with torch.inference_mode():

@@ -4,10 +4,12 @@ Nothing heavy is imported before a command runs, so `--help` answers at once. Er
 library raises on purpose become one line on stderr and exit code 1; wrong usage is exit code 2.
 """
 
+import io
 import json
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Annotated, Any, NoReturn
 
@@ -83,12 +85,15 @@ def main() -> None:
     """The console script."""
     # A scheduler that ends a job gets what Ctrl-C gets: finished pieces are kept, and it is said.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what a terminal cannot show is no error
+            stream.reconfigure(errors="backslashreplace")
     try:
         raise SystemExit(app(standalone_mode=False))
     except _UsageError as error:
         if not error.format_message():  # no command at all: the help has been shown
             raise SystemExit(2) from None
-        _fail(f"{error.format_message()} (llmprobe --help shows what is accepted)", 2)
+        _fail(_usage(error), 2)
     except typer.Abort:
         _fail("stopped", 130)
     except BrokenPipeError:
@@ -98,13 +103,39 @@ def main() -> None:
     except Exception as error:
         if "--debug" in sys.argv:  # before the command or behind it
             raise
-        if isinstance(error, LLMProbeError | ValueError | OSError):
-            _fail(str(error), 1)
-        _fail(f"{type(error).__name__}: {error} (--debug shows where)", 1)
+        _fail(_explanation(error), 1)
+
+
+def _usage(error: Any) -> str:
+    """What was wrong with the command itself, and where to read how it is called."""
+    words = error.format_message().rstrip(".")
+    # Some versions of typer say what they wanted, and leave what came to the cause.
+    details: list[Any] = getattr(error.__cause__, "errors", list)()
+    came = f", got {details[0]['input']!r}" if details else ""
+    command = error.ctx.command_path if error.ctx is not None else "llmprobe"
+    return f"{words}{came} ({command} --help shows what is accepted)"
+
+
+def _explanation(error: Exception) -> str:
+    """An error in words: as it is if it was raised on purpose, else with what may be known."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename} cannot be used ({error.strerror}); check it, or use another one"
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    module = str(frame.f_globals.get("__name__"))
+    ours = isinstance(error, ValueError) and module.startswith("llmprobe")
+    in_words = isinstance(error, OSError) and error.errno is None
+    if str(error) and (ours or in_words or isinstance(error, LLMProbeError)):
+        return str(error)
+    runtime: Any = sys.modules.get("llmprobe.runtime")  # importing it now might be what failed
+    if isinstance(error, MemoryError) or (runtime and runtime.is_out_of_memory(error)):
+        told = " ".join(str(error).split())[:200]
+        return f"this does not fit the memory ({told}); ask for less, such as shorter --lengths"
+    return f"{type(error).__name__}: {error} (in {module}; --debug shows where)"
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    typer.echo(f"llmprobe: {' '.join(message.split())}", err=True)
+    line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(message.split()))
+    typer.echo(f"llmprobe: {line}", err=True)
     raise SystemExit(code) from None
 
 

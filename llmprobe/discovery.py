@@ -30,6 +30,8 @@ _N_TOKENS = 7
 """For the run by behavior; a number that is hardly a number of heads by chance."""
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
 _KV_HEADS = ("num_kv_heads", "num_key_value_heads", "n_kv_heads")
+_DIGITS = 5
+"""Of a layer's number, which a range counts up to before there is a model to ask."""
 _TYPES = {
     "sliding_attention": "sliding",
     "chunked_attention": "sliding",
@@ -101,9 +103,11 @@ def parse_layers(text: str) -> LayerChoice:
         return None
     numbers: list[int] = []
     for item in text.replace(" ", "").split(","):
-        match = re.fullmatch(r"(-?\d+)(?:\.\.(\d+))?", item)
+        match = re.fullmatch(rf"(-?\d{{1,{_DIGITS}}})(?:\.\.(\d{{1,{_DIGITS}}}))?", item)
         if match is None:
-            raise ValueError(f"layers: got {text!r}, accepted: all, 0, -1, 0,4,8..12")
+            raise ValueError(
+                f"layers: got {text!r}, accepted: all, 0, -1, 0,4,8..12; {_DIGITS} digits at most"
+            )
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first:
             raise ValueError(f"layers: {item!r} runs backwards; accepted: all, 0, -1, 0,4,8..12")
@@ -145,7 +149,8 @@ def _discover(model: nn.Module) -> Iterator[AttentionLayer]:
     if not attention:
         raise UnsupportedModelError(
             f"{type(model).__name__} has no attention that could be found: none is declared, and "
-            "no module returns attention weights (an attention-free model, or a new kind)"
+            "no module returns attention weights (an attention-free model, or a new kind); use "
+            "another model"
         )
     paths = {id(module): path for path, module in model.named_modules()}
     attention = [module for module in model.modules() if module in set(attention)]

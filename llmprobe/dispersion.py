@@ -24,6 +24,7 @@ from llmprobe.models import LoadedModel
 from llmprobe.patterns import Rows, capture_rows
 from llmprobe.preparing import DEFAULT_LENGTHS, NOT_RECORDED, Prepared, prepare
 from llmprobe.rows import AttentionCall, listening
+from llmprobe.storage import as_path
 from llmprobe.sweeps import Consume, SweepPlan
 from llmprobe.tallies import AttentionTally
 from llmprobe.units import run_units
@@ -53,6 +54,7 @@ def probe_attention(
     """Probe the attention row of each prompt's last token, by head; arguments as in
     `probe_variance`."""
     arguments = {k: v for k, v in locals().items() if k not in NOT_RECORDED}
+    folder = None if output is None else as_path("output", output)
     ready = prepare(
         model,
         lengths,
@@ -84,7 +86,7 @@ def probe_attention(
     result = run_units(
         ready,
         kind="attention",
-        output=None if output is None else Path(output),
+        output=folder,
         overwrite=overwrite,
         observe=lambda positions: _observe(ready, positions),
         consume=consume,

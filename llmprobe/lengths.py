@@ -20,6 +20,12 @@ ACCEPTED = (
     "16,64,256 (a list); 1k = 1024"
 )
 
+LONGEST = 2**27
+"""More is a slip of the hand: no model was made for more, and no memory holds it."""
+_MOST = 2**16
+"""Lengths in one sweep."""
+_DIGITS = 100
+"""Python reads no numbers of thousands of digits, and would not say what they were for."""
 _NUMBER = r"\d+k?"
 _RANGE = re.compile(rf"({_NUMBER})\.\.({_NUMBER})(?::(\d+))?")
 _LIST = re.compile(rf"{_NUMBER}(,{_NUMBER})*")
@@ -31,7 +37,7 @@ def parse_lengths(lengths: str | int | Iterable[int]) -> tuple[int, ...]:
         return _check(_parse_text(lengths.replace(" ", "").lower(), lengths), lengths)
     if isinstance(lengths, int | np.integer):
         return _check([int(lengths)], lengths)
-    values = list(lengths)
+    values = list(lengths) if isinstance(lengths, Iterable) else [lengths]
     if not all(isinstance(value, int | np.integer) for value in values):
         raise ValueError(f"lengths: {values!r} has entries that are not whole numbers; {ACCEPTED}")
     return _check([int(value) for value in values], values)
@@ -39,17 +45,26 @@ def parse_lengths(lengths: str | int | Iterable[int]) -> tuple[int, ...]:
 
 def _parse_text(text: str, shown: str) -> list[int]:
     if match := _RANGE.fullmatch(text):
-        start, end, n = _number(match[1]), _number(match[2]), match[3]
+        start, end, n = (_number(part) for part in match.groups(default="0"))
         if start < 1 or end < start:
             raise ValueError(f"lengths: {shown!r} must rise from at least 1; {ACCEPTED}")
-        return _doubling(start, end) if n is None else _log_spaced(start, end, int(n), shown)
+        if end > LONGEST:
+            raise _too_long(end)
+        return _log_spaced(start, end, n, shown) if match[3] else _doubling(start, end)
     if _LIST.fullmatch(text):
         return [_number(item) for item in text.split(",")]
     raise ValueError(f"lengths: {shown!r} is not understood; {ACCEPTED}")
 
 
 def _number(text: str) -> int:
-    return int(text[:-1]) * 1024 if text.endswith("k") else int(text)
+    digits = text.removesuffix("k")
+    if len(digits) > _DIGITS:
+        raise _too_long(f"a number of {len(digits)} digits")
+    return int(digits) * 1024 if text.endswith("k") else int(digits)
+
+
+def _too_long(came: object) -> ValueError:
+    return ValueError(f"lengths: got {came}, the longest is {LONGEST:,}; {ACCEPTED}")
 
 
 def _doubling(start: int, end: int) -> list[int]:
@@ -61,10 +76,11 @@ def _doubling(start: int, end: int) -> list[int]:
 
 
 def _log_spaced(start: int, end: int, n: int, shown: str) -> list[int]:
-    if n < 2 or n > end - start + 1:
+    most = min(end - start + 1, _MOST)
+    if not 2 <= n <= most:
         raise ValueError(
             f"lengths: {shown!r} asks for {n} of the {end - start + 1} lengths from {start} to "
-            f"{end}, needs 2 to that many; {ACCEPTED}"
+            f"{end}, accepted: 2 to {most} of them; {ACCEPTED}"
         )
     values = np.rint(np.geomspace(start, end, n)).astype(int)
     # Rounding can make short lengths collide: push them apart upwards, then back below the end.
@@ -79,6 +95,8 @@ def _check(values: list[int], shown: object) -> tuple[int, ...]:
         raise ValueError(f"lengths: {shown!r} is empty; {ACCEPTED}")
     if min(values) < 1:
         raise ValueError(f"lengths: {shown!r} has {min(values)}, the least is 1; {ACCEPTED}")
+    if max(values) > LONGEST:
+        raise _too_long(max(values))
     if len(set(values)) < len(values):
         repeated = next(value for value in sorted(values) if values.count(value) > 1)
         raise ValueError(f"lengths: {shown!r} has {repeated} more than once; {ACCEPTED}")

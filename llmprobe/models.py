@@ -12,27 +12,35 @@ import dataclasses
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import transformers
-from huggingface_hub import constants, get_token, hf_hub_download, is_offline_mode, list_repo_files
-from huggingface_hub import errors as hub
-from safetensors import SafetensorError
+from huggingface_hub import hf_hub_download
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers import modeling_gguf_pytorch_utils as gguf_loader
 
-from llmprobe.errors import ModelLoadError
-from llmprobe.runtime import resolve_device, resolve_dtype
+from llmprobe.refusals import (
+    BUILTIN,
+    Place,
+    check_causal,
+    check_complete,
+    check_config,
+    check_local,
+    check_size,
+    explained,
+    files_of,
+)
+from llmprobe.runtime import check_map, resolve_device, resolve_dtype, untracked
+from llmprobe.storage import as_path
 
-_BUILTIN = Path(__file__).parent / "builtin"
 _NO_CONVERSION = "DISABLE_SAFETENSORS_CONVERSION"
 """Else loading a pickle from the hub asks a bot, in a thread, to convert the repository."""
 _LOOKED_AT = 16
@@ -121,20 +129,6 @@ def digest_weights(model: nn.Module) -> str:
     return sha.hexdigest()
 
 
-class _Refusal(Exception):
-    """Something to tell the user; the text goes behind the model's name."""
-
-
-class _Place(NamedTuple):
-    source: str  # what `from_pretrained` takes: a folder or a hub id
-    shown: str  # for display, without its path
-    given: str  # as the user wrote it, for error messages
-    local: bool
-    revision: str | None = None
-    gguf: Path | None = None
-    allow_pickle: bool = False
-
-
 def load_model(
     name: str | os.PathLike[str],
     *,
@@ -155,15 +149,18 @@ def load_model(
     """
     if device_map is not None and device != "auto":
         raise ValueError(f"device: got {str(device)!r} beside a device_map; give only one of them")
+    check_map(device_map)
     target = resolve_device(device)
     number_type = resolve_dtype(dtype, target)
     place = _locate(name, revision)._replace(allow_pickle=allow_pickle)
-    with _explained(place, target), _quiet():
+    with explained(place, target), _quiet(), untracked():
+        folder = Path(place.source)
         if place.local:
-            _check_local(place)
+            check_local(place)
         else:  # the smallest file first: errors come early, and the cache names its commit
             fetched = hf_hub_download(place.source, "config.json", revision=place.revision)
-            place = place._replace(revision=Path(fetched).parent.name)
+            folder = Path(fetched).parent
+            place = place._replace(revision=folder.name)
         options: dict[str, Any] = {
             "revision": place.revision,
             "local_files_only": place.local,
@@ -172,8 +169,12 @@ def load_model(
         if place.gguf is not None:
             # Absolute: transformers would prefer a file of the same name in the working folder.
             options["gguf_file"] = str(place.gguf.absolute())
+        if place.gguf is None:
+            check_config(folder / "config.json")
         config = AutoConfig.from_pretrained(place.source, **options)
-        _check_causal(config)
+        check_causal(config)
+        if device_map is None:
+            check_size(config, number_type, target, trust_remote_code)
         tokenizer = _load_tokenizer(place, config, options)
         if place.gguf is not None and hasattr(transformers, "GgufConfig"):
             # Else some weights stay packed, with kernels and an attention fetched from the hub.
@@ -190,108 +191,42 @@ def load_model(
             output_loading_info=True,
             **options,
         )
-        _check_complete(report)
+        check_complete(report)
     model.eval().requires_grad_(False)
     return LoadedModel.of(model, tokenizer=tokenizer, name=place.shown, revision=place.revision)
 
 
-def _locate(name: str | os.PathLike[str], revision: str | None) -> _Place:
+def _locate(name: str | os.PathLike[str], revision: str | None) -> Place:
     """Tell a path from a hub id, without looking into either."""
     given = os.fspath(name)
-    if not given:
-        raise ValueError("name: got '', accepted: builtin, a hub id, a folder, a .gguf file")
-    path = _BUILTIN if given == "builtin" else Path(given).expanduser()
+    if not given.strip():
+        raise ValueError(f"model: got {given!r}, accepted: builtin, hub id, folder, .gguf file")
+    if revision is not None and not revision.strip():
+        raise ValueError(f"revision: got {revision!r}, accepted: a branch, a tag or a commit")
+    path = BUILTIN if given == "builtin" else as_path("model", given)
     is_gguf = given.lower().endswith(".gguf")
     looks_local = given.startswith((".", "/", "~")) or "\\" in given or path.is_absolute()
     if not isinstance(name, str) or looks_local or is_gguf or path.exists():
         if revision is not None:
-            raise ValueError(f"revision: got {revision!r}, but {given!r} is local and has none")
+            raise ValueError(f"revision: got {revision!r}, but {given!r} is local; leave it out")
         if is_gguf and not path.is_dir():
-            return _Place(str(path.parent), path.name, given, local=True, gguf=path)
+            return Place(str(path.parent), path.name, given, local=True, gguf=path)
         shown = path.name.strip(".") or path.resolve().name  # `.` and `..` have a name too
-        return _Place(str(path), shown, given, local=True)
+        return Place(str(path), shown, given, local=True)
     repository, _, in_name = given.partition("@")
+    if repository == "builtin":
+        raise ValueError(f"revision: got {in_name!r}, but 'builtin' is local; leave it out")
     if in_name and revision is not None and in_name != revision:
         raise ValueError(f"revision: got {revision!r} beside {given!r}; give only one of them")
-    return _Place(repository, repository, given, local=False, revision=in_name or revision)
+    return Place(repository, repository, given, local=False, revision=in_name or revision)
 
 
-def _check_local(place: _Place) -> None:
-    path = place.gguf or Path(place.source)
-    if not path.exists():
-        builtin = "is missing from this installation; reinstall llmprobe"
-        raise _Refusal(builtin if path == _BUILTIN else "does not exist; check the path")
-    if place.gguf is not None:
-        with path.open("rb") as file:
-            if file.read(4) != b"GGUF":
-                raise _Refusal("is no GGUF file, whatever its name says; download it again")
-        if find_spec("gguf") is None:
-            raise _Refusal("needs the gguf package: pip install 'llmprobe[gguf]'")
-    elif path.is_file():
-        raise _Refusal("is a file, but no .gguf; give the folder that holds config.json")
-    elif problem := _file_problem(_files(place), place.allow_pickle):
-        raise _Refusal(problem)
-
-
-def _files(place: _Place) -> list[str]:
-    if place.local:
-        return sorted(entry.name for entry in Path(place.source).iterdir())
-    return list(list_repo_files(place.source, revision=place.revision))
-
-
-def _file_problem(files: Sequence[str], allow_pickle: bool) -> str | None:
-    """What a model's folder or repository lacks, by the names of its files."""
-    gguf = [name for name in files if name.lower().endswith(".gguf")]
-    pickle = any(name.startswith("pytorch_model") and name.endswith(".bin") for name in files)
-    if not files:
-        return "is an empty folder; give one that holds config.json and weights"
-    if "config.json" not in files:
-        if "result.json" in files:
-            return "is a result, not a model; open it with llmprobe.load_result"
-        if gguf:
-            return f"has no config.json; give the path of a GGUF file on this disk, like {gguf[0]}"
-        return "has no config.json, so it is no model; give a folder that save_pretrained wrote"
-    if any(name.endswith(".safetensors") for name in files) or (pickle and allow_pickle):
-        return None
-    if pickle:
-        return "has no safetensors weights, only a pickle (.bin); if you trust it, use allow_pickle"
-    return "has a config.json but no weights; give a folder with .safetensors files"
-
-
-def _check_causal(config: Any) -> None:
-    """By what transformers declares about the config's class, before any weights are fetched."""
-    family = type(config)
-    masked = family in transformers.MODEL_FOR_MASKED_LM_MAPPING
-    foreign = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
-    if getattr(config, "is_encoder_decoder", False):
-        kind = "an encoder-decoder"
-    elif masked and not getattr(config, "is_decoder", False):
-        # transformers would load it as a causal one, with attention in both directions.
-        kind = "an encoder"
-    elif family not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING and not foreign:
-        kind = "of another kind"
-    else:
-        return
-    architecture = (config.architectures or [family.__name__])[0]
-    raise _Refusal(f"is {architecture}, {kind}; llmprobe needs a causal language model")
-
-
-def _check_complete(report: Mapping[str, Any]) -> None:
-    """transformers fills what a file lacks with random numbers, which nobody wants to probe."""
-    wrong = {*report["missing_keys"], *(key[0] for key in report["mismatched_keys"])}
-    if wrong:
-        raise _Refusal(
-            f"lacks weights that fit its config.json: {min(wrong)} and {len(wrong) - 1} more; "
-            "use a complete causal language model"
-        )
-
-
-def _load_tokenizer(place: _Place, config: Any, options: Mapping[str, Any]) -> Any:
+def _load_tokenizer(place: Place, config: Any, options: Mapping[str, Any]) -> Any:
     """The tokenizer, or None where there is none; one that cannot be read is an error."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(place.source, config=config, **options)
     except Exception as error:  # a stranger's files, as below
-        if place.gguf or any(name.startswith(("tokenizer", "vocab")) for name in _files(place)):
+        if place.gguf or any(name.startswith(("tokenizer", "vocab")) for name in files_of(place)):
             raise RuntimeError(f"its tokenizer: {error}") from error
         return None
     # Without files, transformers makes some up that know their special tokens and nothing else.
@@ -327,7 +262,9 @@ def _quiet() -> Iterator[None]:
             logger.setLevel(logging.ERROR)
         gguf_loader.tqdm = partial(bar, disable=None)
         os.environ[_NO_CONVERSION] = "1"
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
@@ -335,61 +272,3 @@ def _quiet() -> Iterator[None]:
         gguf_loader.tqdm = bar
         del os.environ[_NO_CONVERSION]
         os.environ |= {} if conversion is None else {_NO_CONVERSION: conversion}
-
-
-@contextmanager
-def _explained(place: _Place, device: torch.device) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:  # a stranger's files can make transformers raise anything
-        refusal = isinstance(error, _Refusal)
-        text = str(error) if refusal else _explain(error, place, device)
-        line = " ".join(f"{place.given} {text}".split())
-        raise ModelLoadError(line) from (None if refusal else error)
-
-
-def _explain(error: BaseException, place: _Place, device: torch.device) -> str:
-    """What went wrong and the next step; the caller puts the name before it."""
-    page = f"{constants.ENDPOINT}/{place.source}"
-    reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-    unknown = f"cannot be loaded by transformers {transformers.__version__} ({reason})"
-    memory = f"does not fit into the memory of {device}; try dtype bfloat16 or device_map auto"
-    gated = f"is gated and your token has no access; ask for it at {page}"
-    if get_token() is None:
-        gated = f"is gated; accept its terms at {page}, then `hf auth login` or set HF_TOKEN"
-    why = "HF_HUB_OFFLINE is set" if is_offline_mode() else "the hub cannot be reached"
-    offline = f"is not all in the cache and {why}; run `hf download {place.source}` when online"
-    # The first that fits, so the narrower class comes before its base.
-    known: list[tuple[type[BaseException], str]] = [
-        (torch.OutOfMemoryError, memory),
-        (MemoryError, memory),
-        (hub.GatedRepoError, gated),
-        (hub.RevisionNotFoundError, f"has no revision {place.revision!r}; see {page}/commits"),
-        (
-            hub.RepositoryNotFoundError,
-            "is no folder here, and not on the hub or private; check the name, or `hf auth login`",
-        ),
-        (hub.HFValidationError, "is no folder here and cannot be a hub id; check the path"),
-        (hub.LocalEntryNotFoundError, offline),
-        (ConnectionError, offline),
-        (SafetensorError, f"has damaged or truncated weights ({reason}); get them again"),
-    ]
-    cause: BaseException | None = error
-    while cause is not None:
-        for kind, text in known:
-            if isinstance(cause, kind):
-                return text
-        cause = cause.__cause__
-    if "DefaultCPUAllocator" in str(error):
-        return memory
-    if place.gguf is not None:
-        return f"is damaged, or a GGUF that transformers cannot read ({reason}); try another file"
-    if "trust_remote_code" in str(error):
-        return "brings code of its own; read it, and if you trust it, use trust_remote_code"
-    if not place.local and isinstance(error, OSError):
-        # transformers does not tell weights that are not there from those it could not fetch.
-        try:
-            return _file_problem(_files(place), place.allow_pickle) or unknown
-        except OSError:
-            return offline
-    return unknown

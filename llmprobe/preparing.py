@@ -11,14 +11,16 @@ from typing import Any
 
 from torch import nn
 
+from llmprobe.capture import AT
 from llmprobe.discovery import AttentionLayer, LayerChoice, attention_layers, choose_layers
 from llmprobe.evidence import Part
 from llmprobe.lengths import parse_lengths
 from llmprobe.models import LoadedModel, digest_weights, load_model
-from llmprobe.prompts import Prompts, make_prompts
+from llmprobe.prompts import Prompts, check_kind, make_prompts
 from llmprobe.results import Provenance
+from llmprobe.runtime import check_seed
 from llmprobe.sweeps import SweepPlan, chunks_agree, plan_sweep, prefixes_agree
-from llmprobe.texts import read_dataset, read_text
+from llmprobe.texts import check_name, read_dataset, read_text
 
 BOS = ("auto", "yes", "no")
 DEFAULT_LENGTHS = "16..1024"
@@ -26,6 +28,8 @@ NOT_RECORDED = ("model", "output", "overwrite", "on_plan", "advance")
 """Arguments of a probe that do not decide its numbers, or are recorded otherwise."""
 _CPU_BATCH_TOKENS = 16384
 _GPU_BATCH_TOKENS = 65536
+_MOST_SAMPLES, _MOST_TOKENS = 1_000_000, 2**31
+"""More are a slip of the hand."""
 
 
 @dataclass(frozen=True)
@@ -72,15 +76,22 @@ def prepare(
     chunk: int | None,
     tokenizer: Any,
     arguments: Mapping[str, Any],
+    at: str = "output",
 ) -> Prepared:
     """Check the arguments, load what is needed, and plan."""
-    wanted = parse_lengths(lengths)
-    if samples < 2:
-        raise ValueError(f"samples: got {samples}, a variance over prompts needs 2 or more")
-    if text is not None and dataset is not None:
-        raise ValueError("text and dataset: got both; give only one of them")
-    if prompts not in ("unigram", "text") and (text or dataset) is not None:
-        raise ValueError(f"prompts: {prompts} prompts use no text; use --prompts text or unigram")
+    wanted = check_arguments(
+        lengths,
+        at=at,
+        prompts=prompts,
+        text=text,
+        dataset=dataset,
+        samples=samples,
+        query=query,
+        bos=bos,
+        seed=seed,
+        batch_tokens=batch_tokens,
+        chunk=chunk,
+    )
     loaded = _loaded(model, tokenizer)
     if loaded.learned_positions is not None and max(wanted) > loaded.learned_positions:
         raise ValueError(
@@ -101,6 +112,9 @@ def prepare(
         text=source,
         query=query,
     )
+    first = prompt_set.batch([0], max(wanted))
+    if all(first.equal(prompt_set.batch([i], max(wanted))) for i in range(1, samples)):
+        raise ValueError(f"prompts: all {samples} are the same, so nothing varies; use other ones")
     agree = len(wanted) == 1 or (
         prompt_set.prefix_consistent and prefixes_agree(loaded.model, prompt_set, wanted, chosen)
     )
@@ -137,6 +151,45 @@ def prepare(
     )
 
 
+def check_arguments(
+    lengths: str | Sequence[int],
+    *,
+    prompts: str,
+    text: str | Path | None,
+    dataset: str | None,
+    samples: int,
+    query: str,
+    bos: str,
+    seed: int,
+    batch_tokens: int | None,
+    at: str = "output",
+    chunk: int | None = None,
+) -> tuple[int, ...]:
+    """Refuse what can be asked of no model, before one is loaded; gives the lengths."""
+    wanted = parse_lengths(lengths)
+    if at not in AT:
+        raise ValueError(f"at: got {at!r}, accepted: {', '.join(AT)}")
+    if dataset is not None:
+        check_name(dataset)
+    if text is not None and dataset is not None:
+        raise ValueError("text and dataset: got both; give only one of them")
+    check_kind(prompts, query, has_text=bool(text or dataset))
+    if prompts not in ("unigram", "text") and (text or dataset) is not None:
+        raise ValueError(f"prompts: {prompts} prompts use no text; use --prompts text or unigram")
+    if bos not in BOS:
+        raise ValueError(f"bos: got {bos!r}, accepted: {', '.join(BOS)}")
+    check_seed(seed)
+    for name, value, least, most in (
+        ("samples", samples, 2, _MOST_SAMPLES),
+        ("batch-tokens", batch_tokens, 1, _MOST_TOKENS),
+        ("chunk", chunk, 1, _MOST_TOKENS),
+    ):
+        whole = isinstance(value, int) and least <= value <= most
+        if value is not None and not whole:
+            raise ValueError(f"{name}: got {value!r}, accepted: {least} or more, to {most:,}")
+    return wanted
+
+
 def _loaded(model: str | nn.Module | LoadedModel, tokenizer: Any) -> LoadedModel:
     if isinstance(model, str | Path):
         return load_model(model)
@@ -153,8 +206,6 @@ def _name(source: str | Path | None) -> str | None:
 
 
 def _bos(bos: str, loaded: LoadedModel) -> int | None:
-    if bos not in BOS:
-        raise ValueError(f"bos: got {bos!r}, accepted: {', '.join(BOS)}")
     if bos == "no" or (bos == "auto" and not loaded.adds_bos):
         return None
     if loaded.bos_token_id is None:

@@ -13,13 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from llmprobe.capture import AT, capture_attention
+from llmprobe.capture import capture_attention
 from llmprobe.discovery import LayerChoice, input_device
 from llmprobe.kinds import VarianceResult
 from llmprobe.models import LoadedModel
 from llmprobe.preparing import DEFAULT_LENGTHS, NOT_RECORDED, Prepared, prepare
 from llmprobe.prompts import DictionaryPrompts
 from llmprobe.runtime import is_out_of_memory
+from llmprobe.storage import as_path
 from llmprobe.sweeps import Consume, SweepPlan, Unit, chunks_agree
 from llmprobe.tallies import Tally, VarianceTally
 from llmprobe.units import run_units
@@ -60,8 +61,7 @@ def probe_variance(
     the plan before the sweep runs, `advance` the number of tokens as they are done.
     """
     arguments = {k: v for k, v in locals().items() if k not in NOT_RECORDED}
-    if at not in AT:
-        raise ValueError(f"at: got {at!r}, accepted: {', '.join(AT)}")
+    folder = None if output is None else as_path("output", output)
     ready = prepare(
         model,
         lengths,
@@ -77,6 +77,7 @@ def probe_variance(
         chunk=chunk,
         tokenizer=tokenizer,
         arguments=arguments,
+        at=at,
     )
     if reference is not None and reference not in ready.lengths:
         raise ValueError(f"reference: got {reference}, accepted: one of {ready.lengths}")
@@ -101,7 +102,7 @@ def probe_variance(
     result = run_units(
         ready,
         kind="variance",
-        output=None if output is None else Path(output),
+        output=folder,
         overwrite=overwrite,
         observe=observe,
         consume=consume,

@@ -237,6 +237,18 @@ class DictionaryPrompts(Prompts):
         return pieces
 
 
+def check_kind(kind: str, query: str, *, has_text: bool) -> None:
+    """Refuse what is no kind of prompts, whatever the model."""
+    if kind not in PROMPTS:
+        raise ValueError(f"prompts: got {kind!r}, accepted: {', '.join(PROMPTS)}")
+    if query not in ("free", "fixed"):
+        raise ValueError(f"query: got {query!r}, accepted: free, fixed")
+    if kind == "dictionary" and query == "fixed":
+        raise ValueError("query: got 'fixed', but dictionary prompts ask each their own; use free")
+    if kind in ("unigram", "text") and not has_text:
+        raise ValueError(f"prompts: {kind} needs --text FILE or --dataset NAME")
+
+
 def make_prompts(
     kind: str,
     *,
@@ -256,12 +268,7 @@ def make_prompts(
     and lengths, as in Proposition 1 of arXiv 2504.02827.
     """
     least = 1 if bos_token_id is None and query == "free" else 2
-    if kind not in PROMPTS:
-        raise ValueError(f"prompts: got {kind!r}, accepted: {', '.join(PROMPTS)}")
-    if query not in ("free", "fixed"):
-        raise ValueError(f"query: got {query!r}, accepted: free, fixed")
-    if kind == "dictionary" and query == "fixed":
-        raise ValueError("query: got 'fixed', but dictionary prompts ask each their own; use free")
+    check_kind(kind, query, has_text=bool(text))
     if n_prompts < 1:
         raise ValueError(f"n_prompts: got {n_prompts}, accepted: 1 or more")
     if len(lengths) == 0 or min(lengths) < least:
@@ -271,8 +278,6 @@ def make_prompts(
         raise ValueError(f"bos_token_id: got {bos_token_id}, accepted: 0 to {vocab_size - 1}")
     if kind != "random" and tokenizer is None:
         raise ValueError(f"prompts: {kind} needs a tokenizer, and there is none; use random")
-    if kind in ("unigram", "text") and not text:
-        raise ValueError(f"prompts: {kind} needs --text FILE or --dataset NAME")
     generator = numpy_generator(seed, "query")
     options: dict[str, Any] = {
         "n_prompts": n_prompts,

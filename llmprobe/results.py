@@ -26,7 +26,14 @@ import numpy as np
 
 import llmprobe
 from llmprobe.errors import LLMProbeError, ResultFormatError
-from llmprobe.storage import read_arrays, sync, write_arrays, write_folder, write_into
+from llmprobe.storage import (
+    as_path,
+    read_arrays,
+    sync,
+    write_arrays,
+    write_folder,
+    write_into,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -150,7 +157,7 @@ class Result(ABC):
         `figures` are formats (png, pdf, svg) in which to put the default figure beside it; `also`
         is called to write more into the folder.
         """
-        target = Path(folder).expanduser()
+        target = as_path("folder", folder)
         write_folder(target, partial(self._write_all, figures, also), overwrite=overwrite)
         return target
 
@@ -218,7 +225,7 @@ class Result(ABC):
 
 def read_result(folder: str | os.PathLike[str]) -> Result:
     """Open a saved result of any known kind; `ResultFormatError` says why where it cannot."""
-    folder = Path(folder).expanduser()
+    folder = as_path("folder", folder)
     try:
         document = _read_document(folder)
         kind: Any = Result.kinds[document["kind"]]
@@ -229,18 +236,24 @@ def read_result(folder: str | os.PathLike[str]) -> Result:
     except LLMProbeError:
         raise
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise ResultFormatError(f"{folder} is not a readable result: {error!r}") from error
+        raise ResultFormatError(
+            f"{folder} is not a readable result: {error!r}; copy or make it again"
+        ) from error
 
 
 def _read_document(folder: Path) -> dict[str, Any]:
     path = folder / "result.json"
+    if not folder.exists():
+        raise ResultFormatError(f"{folder} does not exist; check the path")
+    if not folder.is_dir():
+        raise ResultFormatError(f"{folder} is a file; give the folder of a result")
     if not path.is_file():
-        raise ResultFormatError(f"{folder} is no result: it has no result.json")
+        raise ResultFormatError(f"{folder} is no result: it has no result.json; give another one")
     if path.stat().st_size > _MAX_JSON_BYTES:
         raise ResultFormatError(f"{path} is larger than any result's ({_MAX_JSON_BYTES} bytes)")
     document = json.loads(path.read_text(encoding="utf-8"), parse_int=_whole_number)
     if not isinstance(document, dict) or document.get("format") != "llmprobe":
-        raise ResultFormatError(f"{path} was not written by llmprobe")
+        raise ResultFormatError(f"{path} was not written by llmprobe; give another folder")
     schema = document.get("schema")
     if schema != SCHEMA:
         hint = (
@@ -249,7 +262,9 @@ def _read_document(folder: Path) -> dict[str, Any]:
         raise ResultFormatError(f"{path} has schema {schema!r}, this version reads {SCHEMA}{hint}")
     if document.get("kind") not in Result.kinds:
         known = ", ".join(Result.kinds)
-        raise ResultFormatError(f"{path} has kind {document.get('kind')!r}, known: {known}")
+        raise ResultFormatError(
+            f"{path} has kind {document.get('kind')!r}, known: {known}; upgrade llmprobe to open it"
+        )
     return document
 
 

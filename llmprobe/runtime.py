@@ -7,6 +7,8 @@ places models and splits work over processes; this module only asks it which pro
 import ctypes
 import os
 import platform
+import re
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -45,6 +47,7 @@ DTYPES = {
     "float64": torch.float64,
 }
 PACKAGES = ("torch", "transformers", "accelerate", "datasets", "numpy", "scipy", "seaborn", "typer")
+_LAUNCHERS = "start with torchrun or accelerate launch, or unset WORLD_SIZE"
 EXTRAS = {"gguf": ("gguf",), "notebook": ("ipykernel", "ipywidgets", "nbclient")}
 
 
@@ -59,19 +62,37 @@ def resolve_device(device: str | torch.device = "auto") -> torch.device:
         if accelerator.type == "cuda":
             return torch.device("cuda", process().local_rank)
         return accelerator
+    unknown = ValueError(f"device: got {device!r}, accepted: auto, cpu, cuda, cuda:1, mps")
+    here = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": torch.backends.mps.is_available()}
     try:
         resolved = torch.device(device)
     except RuntimeError:
+        raise unknown from None
+    if resolved.type not in here:
+        raise unknown
+    n_devices = int(here[resolved.type])
+    if not n_devices:
+        kind = resolved.type.upper()
         raise ValueError(
-            f"device: got {device!r}, accepted: auto, cpu, cuda, cuda:1, mps"
-        ) from None
-    if resolved.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device: got {device!r}, but torch sees no CUDA device; use auto or cpu")
-    if resolved.type not in ("cpu", "cuda", "mps"):
-        raise ValueError(f"device: got {device!r}, accepted: auto, cpu, cuda, cuda:1, mps")
-    if resolved.type == "mps" and not torch.backends.mps.is_available():
-        raise ValueError(f"device: got {device!r}, but torch sees no MPS device; use auto or cpu")
+            f"device: got {device!r}, but torch sees no {kind} device; use auto or cpu"
+        )
+    if (resolved.index or 0) >= n_devices:
+        raise ValueError(
+            f"device: got {device!r}, but torch sees {n_devices} of this kind; use {resolved.type}"
+        )
     return resolved
+
+
+def check_map(name: object) -> None:
+    """Refuse a name that is neither a plan of accelerate's to spread a model nor a device."""
+    plans = ("auto", "balanced", "balanced_low_0", "sequential")
+    if not isinstance(name, str):
+        return
+    try:
+        resolve_device("cpu" if name in plans else name)
+    except ValueError as error:
+        accepted = f"accepted: {', '.join(plans)}, or a device"
+        raise ValueError(f"device_map: got {name!r}, {accepted} ({error})") from None
 
 
 def resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
@@ -89,13 +110,20 @@ def resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype
     return DTYPES[dtype]
 
 
+def check_seed(seed: int, name: str = "seed") -> None:
+    """Refuse what is no seed, or one that a result could not keep."""
+    if not isinstance(seed, int | np.integer) or not 0 <= seed < 2**63:
+        raise ValueError(
+            f"{name}: got {seed!r}, accepted: 0 or more, a whole number of less than 64 bits"
+        )
+
+
 def numpy_generator(seed: int, *key: int | str) -> np.random.Generator:
     """A stream of random numbers of its own for each seed and key.
 
     Keys name what is drawn (`"prompt", 17`), so drawing more of one thing never moves another.
     """
-    if seed < 0:
-        raise ValueError(f"seed: got {seed}, accepted: 0 or more")
+    check_seed(seed)
     words = [int.from_bytes(k.encode(), "big") if isinstance(k, str) else k for k in key]
     return np.random.default_rng(np.random.SeedSequence([seed, *words]))
 
@@ -201,7 +229,7 @@ class Process:
 
 def process() -> Process:
     """This process; (0, 0, 1) when nothing was launched."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if _world_size() == 1:
         return Process(rank=0, local_rank=0, n_processes=1)
     state = _state()
     return Process(state.process_index, state.local_process_index, state.num_processes)
@@ -211,8 +239,44 @@ def _state() -> "PartialState":
     """Of accelerate. Pieces of work differ, so one process may wait for another for long."""
     from accelerate import PartialState
 
+    if not PartialState._shared_state:
+        _check_launch(_world_size())
     alone = torch.accelerator.current_accelerator(check_available=True) is None
     return PartialState(cpu=alone, timeout=timedelta(days=7))
+
+
+def process_device() -> torch.device:
+    """Where what this process hands to the others has to be."""
+    return torch.device(_state().device)
+
+
+def _world_size() -> int:
+    return _launched("WORLD_SIZE", 1, 2**20) if "WORLD_SIZE" in os.environ else 1
+
+
+def _check_launch(n_processes: int) -> None:
+    """Refuse what no launcher leaves behind, else processes would wait for each other for ever."""
+    ranks = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
+    _launched(next((name for name in ranks if name in os.environ), "RANK"), 0, n_processes - 1)
+    for name, most in (("LOCAL_RANK", n_processes - 1), ("MASTER_PORT", 2**16 - 1)):
+        if name in os.environ:
+            _launched(name, 0, most)
+    address = os.environ.get("MASTER_ADDR", "localhost")
+    try:
+        socket.getaddrinfo(address, None)
+    except (OSError, UnicodeError):
+        raise ValueError(
+            f"MASTER_ADDR: got {address!r}, accepted: a host that can be found; {_LAUNCHERS}"
+        ) from None
+
+
+def _launched(name: str, least: int, most: int) -> int:
+    """A number that a launcher leaves in the environment."""
+    text = os.environ.get(name)
+    if text is None or not re.fullmatch("[0-9]{1,9}", text) or not least <= int(text) <= most:
+        came = "nothing" if text is None else repr(text)
+        raise ValueError(f"{name}: got {came}, accepted: {least} to {most}; {_LAUNCHERS}")
+    return int(text)
 
 
 @contextmanager
@@ -223,6 +287,19 @@ def main_first() -> Iterator[None]:
     else:
         with _state().main_process_first():
             yield
+
+
+@contextmanager
+def untracked() -> Iterator[None]:
+    """Have the hub's client tell nothing of this machine beside what it asks for."""
+    from huggingface_hub import constants
+
+    before = constants.HF_HUB_DISABLE_TELEMETRY
+    constants.HF_HUB_DISABLE_TELEMETRY = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_DISABLE_TELEMETRY = before
 
 
 @contextmanager
@@ -258,7 +335,7 @@ def environment() -> dict[str, object]:
         "device name": torch.cuda.get_device_name(device) if device.type == "cuda" else "",
         "dtype": str(resolve_dtype("auto", device)).removeprefix("torch."),
         "threads": torch.get_num_threads(),
-        "processes": process().n_processes,
+        "processes": _world_size(),  # as it was told: others are not waited for
         "memory": f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB free",
         "device memory": _device_memory(device),
         "hub": _hub(),

@@ -1,4 +1,4 @@
-"""Files that last: folders written whole or not at all, and arrays read without trust.
+"""Paths as people give them, folders written whole or not at all, arrays read without trust.
 
 A folder is written beside its place and renamed, so one that exists is complete whatever killed
 the writer. Arrays are kept in numpy's own `.npz` format, so `numpy.load` opens them too; the
@@ -6,6 +6,7 @@ reader accepts less than numpy does: no pickle, no compression, no array whose s
 announced. A stranger's file can neither run code nor ask for more memory than its own size.
 """
 
+import errno
 import os
 import re
 import shutil
@@ -20,6 +21,25 @@ from numpy.typing import NDArray
 
 from llmprobe.errors import ResultExistsError, ResultFormatError
 
+_NO_PATH = (errno.ENAMETOOLONG, errno.EACCES, errno.ELOOP)
+"""Why nothing can be at a path, whatever one would put there."""
+
+
+def as_path(name: str, given: str | os.PathLike[str]) -> Path:
+    """A path that came as the argument `name`, with its `~` written out."""
+    text = os.fspath(given)
+    if not text.strip() or "\0" in text:  # for Path, '' would be the working folder
+        raise ValueError(f"{name}: got {text!r}, accepted: a path")
+    try:
+        path = Path(text).expanduser()
+        path.lstat()
+    except RuntimeError:
+        raise ValueError(f"{name}: got {text!r}, but there is no such user; check it") from None
+    except OSError as error:
+        if error.errno in _NO_PATH:
+            raise ValueError(f"{name}: got {text!r} ({error.strerror}); use another one") from None
+    return path
+
 
 def write_folder(target: Path, write: Callable[[Path], None], *, overwrite: bool = False) -> None:
     """Have `write` fill a folder, then put it at `target` in one step."""
@@ -29,14 +49,17 @@ def write_folder(target: Path, write: Callable[[Path], None], *, overwrite: bool
     if target.exists():
         if not overwrite:
             raise ResultExistsError(
-                f"{target} is already there; choose another folder or ask to overwrite"
+                f"{target} is already there; choose another folder, or overwrite it (--overwrite)"
             )
         if not (target / "result.json").is_file():
             raise ResultExistsError(f"{target} is there and is no result; it is not overwritten")
-    target.parent.mkdir(parents=True, exist_ok=True)
     beside, replaced = _beside(target, "partial"), _beside(target, "replaced")
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
         beside.mkdir()
+    except OSError as error:
+        raise OSError(f"{target} cannot be written ({error.strerror}); use another one") from None
+    try:
         write(beside)
         sync(beside)
         if target.exists():
@@ -98,18 +121,20 @@ def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
 def read_arrays(path: Path, expected: Mapping[str, Mapping[str, Any]]) -> dict[str, NDArray[Any]]:
     """Read exactly the arrays that `expected` names, each with its `dtype` and `shape`."""
     if not path.is_file():
-        raise ResultFormatError(f"{path} is missing")
+        raise ResultFormatError(f"{path} is missing; copy the whole folder again")
     try:
         with zipfile.ZipFile(path) as archive:
             members = {info.filename: info for info in archive.infolist()}
             if sorted(members) != sorted(f"{name}.npy" for name in expected):
-                raise ResultFormatError(f"{path} holds other arrays than its result.json says")
+                raise ResultFormatError(
+                    f"{path} holds other arrays than its result.json says; copy or make it again"
+                )
             return {
                 name: _read_array(archive, members[f"{name}.npy"], spec, path)
                 for name, spec in expected.items()
             }
     except (zipfile.BadZipFile, OSError, EOFError, ValueError, RuntimeError) as error:
-        raise ResultFormatError(f"{path} cannot be read: {error}") from error
+        raise ResultFormatError(f"{path} cannot be read: {error}; copy or make it again") from error
 
 
 def _read_array(

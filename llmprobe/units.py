@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from llmprobe.checkpoints import check_same, read_checkpoint, write_checkpoint
+from llmprobe.checkpoints import check_same, gather_tensors, read_checkpoint, write_checkpoint
 from llmprobe.errors import CheckpointError, OutOfMemoryError
 from llmprobe.evidence import TALLIES, Evidence, configuration_of
 from llmprobe.kinds import SeriesResult
@@ -142,8 +142,13 @@ def _kept(
 
 def _gathered(done: dict[str, State]) -> dict[str, State]:
     """What all processes did."""
-    if process().n_processes == 1:
-        return done
-    from accelerate.utils import gather_object
-
-    return {name: state for part in gather_object([done]) for name, state in part.items()}
+    own = {
+        f"{unit}|{name}": torch.from_numpy(value)
+        for unit, state in done.items()
+        for name, value in state.items()
+    }
+    states: dict[str, State] = {}
+    for key, tensor in gather_tensors(own).items():
+        unit, _, name = key.partition("|")
+        states.setdefault(unit, {})[name] = tensor.numpy()
+    return states

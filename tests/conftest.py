@@ -16,6 +16,7 @@ import pytest
 import torch
 from rich.console import Console
 from samples import make_variance_result
+from saved_models import cache, kept, llama  # noqa: F401  # fixtures
 
 from llmprobe import cli
 from llmprobe.kinds import VarianceResult

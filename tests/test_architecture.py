@@ -10,10 +10,10 @@ from conftest import ROOT
 PACKAGE = ROOT / "llmprobe"
 ROWS = [
     {"errors", "runtime"},
-    {"stats", "decay", "lengths", "storage", "plots", "rows", "texts", "prompts"}
+    {"stats", "decay", "lengths", "storage", "plots", "rows", "prompts", "refusals"}
     | {"synthetic.layers", "synthetic.variants", "synthetic.averaging", "synthetic.optimizer"}
     | {"synthetic.othello", "synthetic.pairs"},
-    {"results", "models", "discovery", "checkpoints"}
+    {"results", "models", "discovery", "checkpoints", "texts"}
     | {"synthetic.tasks", "synthetic.softmaxes", "synthetic.decoder"}
     | {"synthetic.charts"},
     {"hooks", "queries", "workspace", "tallies"}

@@ -62,6 +62,13 @@ def test_lists_whole_numbers_and_the_letter_k():
         [16, 16],
         [1.5],
         "16..32:x",
+        None,
+        1.5,
+        10**30,
+        [16, 2**27 + 1],
+        f"16..{10**30}",
+        "9" * 5000,
+        "1..1000000:900000",
     ],
 )
 def test_wrong_lengths_are_refused_with_the_accepted_forms(wrong):

@@ -1,5 +1,7 @@
 """Results that are joined, or to which prompts were added, are those of one run that did all."""
 
+import copy
+
 import numpy as np
 import pytest
 from families import tiny
@@ -8,19 +10,13 @@ from llmprobe import load_result, merge_results, probe_attention, probe_variance
 from llmprobe.errors import CheckpointError, ResultExistsError
 from llmprobe.evidence import Evidence
 
-MODEL = tiny("llama").double()
+MODEL = copy.deepcopy(tiny("llama")).double()
 COMMON = {"lengths": "4..32", "layers": None, "samples": 20, "batch_tokens": 100}
 PROBES = {
     "variance": lambda **more: probe_variance(MODEL, at="heads", **COMMON | more),
     "attention": lambda **more: probe_attention(MODEL, **COMMON | more),
 }
 every_probe = pytest.mark.parametrize("probe", PROBES.values(), ids=PROBES)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _as_it_was():
-    yield
-    MODEL.float()
 
 
 def check_numbers(a, b, *, rtol=1e-12):

@@ -54,6 +54,31 @@ def test_lengths_beyond_a_learned_table_are_refused_and_beyond_the_context_noted
     assert ready().warnings == ()
 
 
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"samples": 2.5}, "samples: got 2.5, accepted: 2 or more, to 1,000,000"),
+        ({"samples": 10**7}, "samples: got 10000000, accepted: 2 or more, to 1,000,000"),
+        ({"batch_tokens": 10**30}, "batch-tokens: got 1000"),
+        ({"chunk": 0}, "chunk: got 0, accepted: 1 or more"),
+        ({"seed": 10**30}, "seed: got 1000"),
+        ({"at": "middle"}, "at: got 'middle', accepted: output, heads"),
+        ({"bos": "maybe"}, "bos: got 'maybe', accepted: auto, yes, no"),
+        ({"dataset": ""}, "dataset: got ''"),
+        ({"prompts": "text"}, "text needs --text FILE"),
+    ],
+)
+def test_what_can_be_asked_of_no_model_is_refused_before_one_is_loaded(options, line):
+    with pytest.raises(ValueError, match=line):
+        ready("no/such-model", **options)
+
+
+def test_prompts_that_are_all_the_same_are_refused(tmp_path):
+    (tmp_path / "same.txt").write_text("a" * 5000)
+    with pytest.raises(ValueError, match="all 32 are the same, so nothing varies"):
+        ready(prompts="text", text=tmp_path / "same.txt")
+
+
 def test_windows_and_a_pass_a_length_are_noted():
     windowed = ready(tiny("mistral"), layers=None).warnings
     assert any("layer 0, 1 looks through a window" in note for note in windowed)

@@ -169,7 +169,7 @@ def test_dictionaries_come_with_the_share_of_right_answers():
     ("options", "said"),
     [
         ({"at": "middle"}, "accepted: output, heads"),
-        ({"samples": 1}, "needs 2 or more"),
+        ({"samples": 1}, "samples: got 1, accepted: 2 or more"),
         ({"component": 10**6}, "accepted: 0 to 31"),
         ({"component": 8, "at": "heads"}, "accepted: 0 to 7"),
         ({"reference": 5}, "accepted: one of"),

@@ -145,7 +145,7 @@ def edit(folder, **changes):
         (lambda f: (f / "arrays.npz").unlink(), "missing"),
         (lambda f: (f / "arrays.npz").write_bytes(b"PK"), "cannot be read"),
         (lambda f: os.truncate(f / "arrays.npz", 100), "cannot be read"),
-        (shutil.rmtree, "no result.json"),
+        (shutil.rmtree, "does not exist; check the path"),
     ],
 )
 def test_what_is_no_result_of_ours_is_refused_in_one_line(variance_result, tmp_path, damage, said):

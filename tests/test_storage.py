@@ -15,7 +15,7 @@ import pytest
 from conftest import ROOT
 
 from llmprobe import ResultExistsError, ResultFormatError, load_result
-from llmprobe.storage import read_arrays, write_arrays, write_folder
+from llmprobe.storage import as_path, read_arrays, write_arrays, write_folder
 
 SPEC = {"a": {"dtype": "<f8", "shape": [3]}}
 
@@ -25,6 +25,24 @@ def write_result(text):
         (folder / "result.json").write_text(text)
 
     return write
+
+
+def test_a_path_is_what_its_text_says(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert as_path("output", "~/run") == tmp_path / "run"
+    assert as_path("output", tmp_path) == tmp_path
+    for wrong in ("", " ", "a\0b", "x" * 300, "~no-such-user/x"):
+        with pytest.raises(ValueError, match="output: got '") as caught:
+            as_path("output", wrong)
+        assert str(caught.value).isprintable()
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    for target in (tmp_path / "file" / "run", tmp_path / "file" / "deep" / "run"):
+        with pytest.raises(OSError, match=r"run cannot be written \(.*\); use another one"):
+            write_folder(target, write_result("x"))
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_failed_write_leaves_nothing(tmp_path):

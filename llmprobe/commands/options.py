@@ -1,11 +1,25 @@
 """Options that several commands have, declared once, and what commands do with a folder."""
 
+import os
 import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+
+def _path(value: str | Path) -> Path:
+    """For typer, which would take '' for the working folder."""
+    from llmprobe.storage import as_path
+
+    try:
+        return as_path("path", value)
+    except ValueError as error:
+        raise typer.BadParameter(str(error).removeprefix("path: ")) from None
+
+
+PATH: dict[str, Any] = {"parser": _path}
+"""What every option and argument has that is a path."""
 Debug = Annotated[bool, typer.Option("--debug", help="Show an error's traceback.")]
 Model = Annotated[
     str, typer.Argument(help="Hub id (id@revision too), folder, .gguf file, or builtin.")
@@ -19,7 +33,7 @@ At = Annotated[
     str, typer.Option(help="output: after the output projection; heads: each head before it.")
 ]
 Prompts = Annotated[str, typer.Option(help="random, unigram, text or dictionary.")]
-Text = Annotated[Path | None, typer.Option(help="Text file for unigram and text prompts.")]
+Text = Annotated[Path | None, typer.Option(help="Text file for unigram and text prompts.", **PATH)]
 Dataset = Annotated[
     str | None, typer.Option(help="NAME[:SPLIT] of a data set, or a file, that `datasets` loads.")
 ]
@@ -54,7 +68,8 @@ Output = Annotated[
     Path | None,
     typer.Option(
         help="Folder for the result; the same command goes on there where it was stopped. "
-        "runs/COMMAND-MODEL if not given."
+        "runs/COMMAND-MODEL if not given.",
+        **PATH,
     ),
 ]
 Overwrite = Annotated[
@@ -71,6 +86,12 @@ def check_target(target: Path, overwrite: bool) -> None:
     from llmprobe.workspace import check_probe
 
     check_probe(target, overwrite=overwrite)
+    check_place(target)
+    check_drawing()
+
+
+def check_place(target: Path) -> None:
+    """Refuse a path at which nothing can be written."""
     above = next(parent for parent in target.absolute().parents if parent.exists())
     try:
         Path(tempfile.mkdtemp(prefix=".llmprobe-", dir=above)).rmdir()
@@ -78,3 +99,12 @@ def check_target(target: Path, overwrite: bool) -> None:
         raise ValueError(
             f"{target} cannot be written ({error.strerror}); use another --output"
         ) from None
+
+
+def check_drawing() -> None:
+    """Have matplotlib refuse its settings before the work, not when the figure is drawn."""
+    try:
+        import matplotlib  # noqa: F401
+    except ValueError as error:
+        wanted = os.environ.get("MPLBACKEND")
+        raise ValueError(f"MPLBACKEND: got {wanted!r}; unset it, or use Agg ({error})") from None

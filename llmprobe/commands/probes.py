@@ -1,5 +1,6 @@
 """`check`, `variance` and `attention`: the commands that look at a model."""
 
+import inspect
 import json
 import re
 from collections.abc import Callable
@@ -71,7 +72,10 @@ def check(
         trust_remote_code=trust_remote_code,
     )
     if loaded.learned_positions is not None and length > loaded.learned_positions:
-        raise ValueError(f"length: got {length}, {loaded.name} has {loaded.learned_positions}")
+        raise ValueError(
+            f"length: got {length}, accepted: 8 to the {loaded.learned_positions} positions that "
+            f"{loaded.name} has learned"
+        )
     report = check_capture(loaded.model, tokenizer=loaded.tokenizer, length=length)
     if as_json:
         document = {
@@ -157,6 +161,7 @@ def _probe(command: str, **options: Any) -> None:
     """What `variance` and `attention` share: load, plan, run with a bar, save, print."""
     from llmprobe.discovery import parse_layers
     from llmprobe.models import load_model
+    from llmprobe.preparing import check_arguments
     from llmprobe.runtime import process, progress
 
     model, output = options.pop("model"), options.pop("output")
@@ -166,7 +171,10 @@ def _probe(command: str, **options: Any) -> None:
     target = output or Path("runs") / f"{command}-{_slug(model)}"
     if not dry_run:
         check_target(target, overwrite)
+    process()  # joins the others, or says what is wrong with how they were started
     options["layers"] = parse_layers(options["layers"])
+    checked = inspect.signature(check_arguments).parameters
+    check_arguments(**{name: value for name, value in options.items() if name in checked})
     where = ("revision", "device", "device_map", "dtype", "allow_pickle", "trust_remote_code")
     loaded = load_model(model, **{name: options.pop(name) for name in where})
     with progress(quiet=quiet) as bar:

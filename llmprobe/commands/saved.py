@@ -5,19 +5,20 @@ from typing import Annotated
 
 import typer
 
-from llmprobe.commands.options import Debug, Json, Overwrite
+from llmprobe.commands.options import PATH, Debug, Json, Overwrite, check_drawing, check_place
 from llmprobe.commands.showing import print_table, show_result
 
 
 def plot(
-    folder: Annotated[Path, typer.Argument(help="A saved result.")],
+    folder: Annotated[Path, typer.Argument(help="A saved result.", **PATH)],
     kind: Annotated[
         str | None, typer.Option(help="Which figure; the main one if not given.")
     ] = None,
     file_format: Annotated[str, typer.Option("--format", help="png, pdf or svg.")] = "png",
     width: Annotated[float | None, typer.Option(help="In inches.")] = None,
     output: Annotated[
-        Path | None, typer.Option(help="File to write; KIND.FORMAT in the folder if not given.")
+        Path | None,
+        typer.Option(help="File to write; KIND.FORMAT in the folder if not given.", **PATH),
     ] = None,
     debug: Debug = False,
 ) -> None:
@@ -30,22 +31,27 @@ def plot(
         raise ValueError(f"width: got {width}, accepted: 1 to 40 inches")
     if output is not None and output.suffix != f".{file_format}":
         raise ValueError(
-            f"output: {output} does not end in .{file_format}; give a fitting --format"
+            f"output: got {output}, accepted: a name such as figure.{file_format}; or give another "
+            "--format"
         )
+    check_drawing()
     result = load_result(folder)
     target = output or folder / f"{kind or result.default_plot}.{file_format}"
+    check_place(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
     result.save_figure(target, kind, width=width)
     typer.echo(str(target))
 
 
 def compare(
-    folders: Annotated[list[Path], typer.Argument(help="Saved variance results.")],
-    output: Annotated[Path, typer.Option(help="Figure to write: .png, .pdf or .svg.")] = Path(
-        "runs/compare.png"
-    ),
+    folders: Annotated[list[Path], typer.Argument(help="Saved variance results.", **PATH)],
+    output: Annotated[
+        Path, typer.Option(help="Figure to write: .png, .pdf or .svg.", **PATH)
+    ] = Path("runs/compare.png"),
     debug: Debug = False,
 ) -> None:
     """Overlay several variance results in one figure and table their slopes."""
+    check_drawing()
     from matplotlib import pyplot as plt
 
     from llmprobe import plots, reports
@@ -65,22 +71,24 @@ def compare(
     if len(set(names)) < len(names):
         names = [str(folder) for folder, _ in results]
     if len(set(names)) < len(names):
-        raise ValueError("compare: the same folder was given twice")
+        raise ValueError("compare: got the same folder twice, accepted: different ones")
+    check_place(output)
     named = dict(zip(names, (result for _, result in results), strict=True))
-    print_table(reports.compare_table(named.items()))  # type: ignore[arg-type]
     axes = plots.draw_comparison({name: result.to_frame() for name, result in named.items()})
     output.parent.mkdir(parents=True, exist_ok=True)
     plt.figure(axes.get_figure(root=True))
     plt.savefig(output, dpi=200)
     plt.close()
+    print_table(reports.compare_table(named.items()))  # type: ignore[arg-type]
     typer.echo(f"figure: {output}")
 
 
 def merge(
     folders: Annotated[
-        list[Path], typer.Argument(help="Saved results of one kind, with the same settings.")
+        list[Path],
+        typer.Argument(help="Saved results of one kind, with the same settings.", **PATH),
     ],
-    output: Annotated[Path, typer.Option(help="Folder for the joined result.")],
+    output: Annotated[Path, typer.Option(help="Folder for the joined result.", **PATH)],
     overwrite: Overwrite = False,
     as_json: Json = False,
     debug: Debug = False,
@@ -88,5 +96,7 @@ def merge(
     """Join results of other seeds or other lengths, exactly, into one."""
     from llmprobe.merging import merge_results
 
+    check_place(output)
+    check_drawing()
     result = merge_results(folders, output, overwrite=overwrite)
     show_result(result, output, as_json=as_json)

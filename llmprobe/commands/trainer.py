@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from llmprobe.commands.options import Debug, Device, Json, Quiet
+from llmprobe.commands.options import PATH, Debug, Device, Json, Quiet, check_drawing
 from llmprobe.commands.showing import show_result
 
 
@@ -115,7 +115,8 @@ def train_synthetic(
         Path | None,
         typer.Option(
             help="Folder for the result and the checkpoints; the same command goes on there where "
-            "it was stopped. runs/synthetic-TASK if not given, runs/search-TASK for a search."
+            "it was stopped. runs/synthetic-TASK if not given, runs/search-TASK for a search.",
+            **PATH,
         ),
     ] = None,
     overwrite: Annotated[
@@ -137,6 +138,7 @@ def _train(options: dict[str, Any], folder: Path, *, as_json: bool, quiet: bool)
     from llmprobe.runtime import process, progress
     from llmprobe.synthetic.lab import train_synthetic as train
 
+    check_drawing()
     finished = (folder / "result.json").is_file() and not options["overwrite"]
     with progress(quiet=quiet) as bar:
         tasks: dict[str, Any] = {}

@@ -22,7 +22,7 @@ from llmprobe.synthetic.legality import LegalityResult
 from llmprobe.synthetic.planning import Advance, Done, Numbers, Plan
 from llmprobe.synthetic.scoring import digest_test_sequences, score
 from llmprobe.synthetic.tasks import Choice, find_choice
-from llmprobe.synthetic.training import Batch, Training, seed_generators, steps_of
+from llmprobe.synthetic.training import Batch, Training, check_size, seed_generators, steps_of
 from llmprobe.synthetic.trials import SCORES, TARGETS
 from llmprobe.synthetic.variants import BASELINE, Parts
 
@@ -86,9 +86,8 @@ class ChoiceTraining(Training):
         if self.target not in TARGETS:
             raise ValueError(f"target: got {self.target!r}, accepted: {', '.join(TARGETS)}")
         for name in ("layers", "value_size"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise ValueError(f"{name}: got {value!r}, accepted: a whole number, 1 or more")
+            if getattr(self, name) is not None:
+                check_size(name, getattr(self, name))
         self.choice.check(self.longest, "train_lengths")
         if self.parse(self.variant).get("positions") == "rotary" and self.width // self.heads % 2:
             raise ValueError(
@@ -167,6 +166,8 @@ class ChoiceTraining(Training):
 @dataclass(frozen=True)
 class ChoicePlan(Plan):
     """Variants of a decoder, scored after more tokens than training showed."""
+
+    measured: ClassVar[tuple[str, ...]] = (*SCORES, "uniform_mass", "n_sequences")
 
     base: ChoiceTraining
 

@@ -17,9 +17,10 @@ import torch
 
 from llmprobe.checkpoints import read_checkpoint
 from llmprobe.errors import CheckpointError
-from llmprobe.lengths import parse_lengths
+from llmprobe.lengths import LONGEST, parse_lengths
 from llmprobe.results import Result
-from llmprobe.runtime import resolve_device
+from llmprobe.runtime import check_seed, resolve_device
+from llmprobe.storage import as_path
 from llmprobe.synthetic import choices
 from llmprobe.synthetic import sets as set_tasks
 from llmprobe.synthetic.choices import ChoicePlan, ChoiceTraining
@@ -88,7 +89,7 @@ def train_synthetic(
     arguments = dict(locals())
     given = {k: v for k, v in arguments.items() if k not in _OTHERS and v is not None}
     plan = make_plan(task, given, preset=preset, search=search, first_seed=first_seed)
-    folder = None if output is None else Path(output)
+    folder = None if output is None else as_path("output", output)
     return run_plan(plan, resolve_device(device), folder, overwrite=overwrite, watch=watch)
 
 
@@ -99,7 +100,8 @@ def make_plan(
     several = task in CHOICES
     if not several:
         find_task(task)  # refuses an unknown name
-        _refuse(given, ("vocab", "target", "layers", "value_size"), f"is not for {task}")
+        of_others = ("vocab", "target", "layers", "value_size")
+        _refuse(given, of_others, f"is not for {task}; leave it out")
         if search is not None:
             raise ValueError(f"search: got {search} for {task}, accepted for: {', '.join(CHOICES)}")
     presets = choices.PRESETS[task] if several else set_tasks.PRESETS
@@ -122,8 +124,8 @@ def make_plan(
         raise ValueError(
             "dropout: got 0, accepted: more than 0; variants without the part have none"
         )
-    if not isinstance(first_seed, int) or first_seed < 0:
-        raise ValueError(f"first_seed: got {first_seed}, accepted: 0 or more")
+    for seed in (first_seed, first_seed + chosen["seeds"] - 1):
+        check_seed(seed, "first_seed")
     chosen["seeds"] = tuple(range(first_seed, first_seed + chosen["seeds"]))
     shortest, longest = _train_lengths(chosen.pop("train_lengths"))
     if several and "train_lengths" not in given:
@@ -144,8 +146,8 @@ def _set_plan(task: str, chosen: dict[str, Any]) -> Plan:
     names, lengths, sets = (chosen.pop(name) for name in ("variants", "lengths", "sets"))
     lengths = parse_lengths(lengths)
     base = SetTraining(task=task, **chosen)
-    for length in (base.longest, lengths[-1]):
-        find_task(task).check(length)
+    find_task(task).check(base.longest, "train_lengths")
+    find_task(task).check(lengths[-1])
     return SetPlan(_variants(names, base), base, lengths, sets)
 
 
@@ -181,8 +183,9 @@ def load_synthetic(
 
     The run's first variant and the first seed, if not told.
     """
-    checkpoints = Path(folder).expanduser() / "checkpoints"
-    name = read_training(Path(folder))["variants"][0] if variant is None else variant
+    folder = as_path("folder", folder)
+    checkpoints = folder / "checkpoints"
+    name = read_training(folder)["variants"][0] if variant is None else variant
     found: list[int] = []
     for path in sorted(checkpoints.glob("*.safetensors"), key=_first_seed):
         _, facts = read_checkpoint(path)
@@ -236,10 +239,12 @@ def _train_lengths(text: str | int | tuple[int, int]) -> tuple[int, int]:
     if isinstance(text, int):
         bounds = (text, text)
     elif isinstance(text, str):
-        match = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", text.replace(" ", ""))
+        match = re.fullmatch(r"(\d{1,99})(?:\.\.(\d{1,99}))?", text.replace(" ", ""))
         bounds = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     else:
         bounds = (int(text[0]), int(text[-1])) if len(text) == 2 else (0, 0)
-    if not 1 <= bounds[0] <= bounds[1]:
-        raise ValueError(f"train_lengths: got {text!r}, accepted: 5..16 (from 1), or one length")
+    if not 1 <= bounds[0] <= bounds[1] <= LONGEST:
+        raise ValueError(
+            f"train_lengths: got {text!r}, accepted: 5..16 (from 1, to {LONGEST:,}), or one length"
+        )
     return bounds

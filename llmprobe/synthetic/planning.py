@@ -10,7 +10,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -53,6 +53,9 @@ class Done:
 @dataclass(frozen=True)
 class Plan(ABC):
     """What is trained and what is measured."""
+
+    measured: ClassVar[tuple[str, ...]]
+    """What `measure` gives by length."""
 
     variants: tuple[str, ...]
     base: Training

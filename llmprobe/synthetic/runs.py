@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from llmprobe.checkpoints import check_same, read_checkpoint, write_checkpoint
-from llmprobe.errors import CheckpointError
+from llmprobe.checkpoints import check_same, gather_tensors, read_checkpoint, write_checkpoint
+from llmprobe.errors import CheckpointError, OutOfMemoryError
 from llmprobe.kinds import load_result
 from llmprobe.results import Result
-from llmprobe.runtime import main_first, process
+from llmprobe.runtime import is_out_of_memory, main_first, process
 from llmprobe.synthetic.planning import Done, Numbers, Piece, Plan
 from llmprobe.synthetic.training import Trained, Training, train
 from llmprobe.workspace import Workspace, open_training
@@ -34,7 +34,7 @@ def run_plan(
         if space.is_finished:
             return load_result(space.folder)
     pieces = [_run_piece(piece, plan, device, space, watch) for piece in _own(plan.pieces())]
-    result = plan.join(_gathered(pieces), device)
+    result = plan.join(_gathered(pieces, plan), device)
     if space is not None and process().is_main:
         space.save(result)
     return result
@@ -50,10 +50,19 @@ def _run_piece(
         watch(f"train {piece.name}", step, piece.training.steps, note)
 
     checkpoint = None if space is None else space.checkpoint(piece.name)
-    trained = train(piece.training, device=device, checkpoint=checkpoint, report=report)
-    measured = {
-        variant: _measure(variant, piece, trained, plan, space, watch) for variant in piece.variants
-    }
+    try:
+        trained = train(piece.training, device=device, checkpoint=checkpoint, report=report)
+        measured = {
+            variant: _measure(variant, piece, trained, plan, space, watch)
+            for variant in piece.variants
+        }
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise OutOfMemoryError(
+            f"{piece.name} does not fit the memory; use a smaller --width or --batch, shorter "
+            "--lengths or --train-lengths"
+        ) from error
     return Done(piece, measured, trained.losses.numpy(), trained.diverged.numpy())
 
 
@@ -66,9 +75,8 @@ def finished_pieces(plan: Plan, space: Workspace) -> list[Done]:
             raise CheckpointError(f"{space.folder} is not at its end; run its command again")
         measured = {}
         for variant in piece.variants:
-            tensors, there = read_checkpoint(space.measured(measured_name(variant, piece)))
-            check_same(space.folder, there, facts_of(plan))
-            measured[variant] = {name: tensor.numpy() for name, tensor in tensors.items()}
+            path = space.measured(measured_name(variant, piece))
+            measured[variant] = _read_measured(path, plan, space.folder)
         done.append(Done(piece, measured, state["losses"].numpy(), state["diverged"].numpy()))
     return done
 
@@ -96,9 +104,7 @@ def _measure(
     path = None if space is None else space.measured(what)
     facts = facts_of(plan)
     if path is not None and path.is_file():
-        tensors, there = read_checkpoint(path)
-        check_same(path, there, facts)
-        return {name: tensor.numpy() for name, tensor in tensors.items()}
+        return _read_measured(path, plan, path)
     network = as_variant(piece.training, trained, variant)
     total, done = plan.work(network), 0
 
@@ -111,6 +117,21 @@ def _measure(
     if path is not None:
         write_checkpoint(path, {k: torch.from_numpy(v) for k, v in found.items()}, facts)
     return found
+
+
+def _read_measured(path: Path, plan: Plan, where: Path) -> Numbers:
+    """What `_measure` kept; errors of other settings name `where`."""
+    tensors, there = read_checkpoint(path)
+    check_same(where, there, facts_of(plan))
+    numbers = {name: tensor.numpy() for name, tensor in tensors.items()}
+    for name in plan.measured:
+        shape = numbers[name].shape if name in numbers else ()
+        if len(plan.lengths) not in shape[plan.length_axis(name) :][:1]:
+            raise CheckpointError(
+                f"{path} is no evaluation of this training: {name} is missing or of another shape; "
+                "remove it to have it done again"
+            )
+    return numbers
 
 
 def as_variant(training: Training, trained: Trained, variant: str) -> Any:
@@ -131,10 +152,28 @@ def _own(pieces: list[Piece]) -> list[Piece]:
     return pieces[here.rank :: here.n_processes]
 
 
-def _gathered(done: list[Done]) -> list[Done]:
+def _gathered(done: list[Done], plan: Plan) -> list[Done]:
     """What all processes did, in the order of the plan's seeds."""
     if process().n_processes > 1:
-        from accelerate.utils import gather_object
-
-        done = gather_object(done)
+        found = gather_tensors({k: v for one in done for k, v in _tensors(one).items()})
+        done = [_done(piece, found) for piece in plan.pieces()]
     return sorted(done, key=lambda one: one.piece.training.seeds)
+
+
+def _tensors(done: Done) -> dict[str, torch.Tensor]:
+    """What came of a piece, by names that no other piece has."""
+    arrays = {"losses": done.losses, "diverged": done.diverged}
+    arrays |= {f"{v}|{name}": x for v, found in done.measured.items() for name, x in found.items()}
+    return {f"{done.piece.name}|{name}": torch.from_numpy(x) for name, x in arrays.items()}
+
+
+def _done(piece: Piece, tensors: Mapping[str, torch.Tensor]) -> Done:
+    """The inverse of `_tensors`."""
+    start = f"{piece.name}|"
+    own = {k.removeprefix(start): t.numpy() for k, t in tensors.items() if k.startswith(start)}
+    losses, diverged = own.pop("losses"), own.pop("diverged")
+    measured: dict[str, Numbers] = {variant: {} for variant in piece.variants}
+    for key, array in own.items():
+        variant, _, name = key.partition("|")
+        measured[variant][name] = array
+    return Done(piece, measured, losses, diverged)

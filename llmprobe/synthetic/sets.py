@@ -84,6 +84,8 @@ class SetTraining(Training):
 class SetPlan(Plan):
     """Variants of a network over sets, tested on larger ones."""
 
+    measured: ClassVar[tuple[str, ...]] = (*SyntheticResult.by_length, *_OF_FIRST_SEED)
+
     def work(self, network: SetNetwork) -> int:
         return sum(self.lengths) * self.sets * len(network.seeds)
 

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from llmprobe.lengths import LONGEST
 from llmprobe.synthetic.othello import MAX_MOVES, SQUARES, as_squares, legal_moves, random_games
 
 N_CLASSES = 10
@@ -34,14 +35,14 @@ class Task(ABC):
     """Numbers that describe an item."""
     query_size: int
     """Numbers that describe the query."""
-    longest: int = 2**31
+    longest: int = LONGEST
     """Items that a set can have."""
 
-    def check(self, length: int) -> None:
-        """Refuse a length that no set can have."""
+    def check(self, length: int, name: str = "lengths") -> None:
+        """Refuse a length that no set can have; `name` is the argument it came by."""
         if not 1 <= length <= self.longest:
             raise ValueError(
-                f"length: got {length}, accepted for {self.name}: 1 to {self.longest:,} items"
+                f"{name}: got {length}, accepted for {self.name}: 1 to {self.longest:,} items"
             )
 
     @abstractmethod

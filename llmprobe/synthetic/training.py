@@ -20,6 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from llmprobe.checkpoints import check_same, read_checkpoint, write_checkpoint
+from llmprobe.errors import CheckpointError
+from llmprobe.lengths import LONGEST
 from llmprobe.runtime import memory_kept, torch_generator, without_denormals
 from llmprobe.synthetic.averaging import Average, Averaging, Bema, Ema
 from llmprobe.synthetic.layers import Drop, SeedDropout, no_drop
@@ -31,9 +33,18 @@ BLOCK = 50
 SECONDS = 5.0
 """Between checkpoints."""
 SCHEDULES = ("constant", "cosine")
+MOST = {"steps": 10**9, "shortest": LONGEST, "width": 2**16, "layers": 1000}
+"""More are a slip of the hand; heads, values and batches may be as many as a width."""
 Each = float | tuple[float, ...]
 """One for all seeds of a stack, or one a seed."""
 Batch = tuple[Tensor, ...]
+
+
+def check_size(name: str, value: Any) -> None:
+    """Refuse what is no number of things, or more than anybody means."""
+    most = MOST.get(name, MOST["width"])
+    if not isinstance(value, int) or not 1 <= value <= most:
+        raise ValueError(f"{name}: got {value!r}, accepted: a whole number, 1 or more, to {most:,}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +78,7 @@ class Training(ABC):
         if self.schedule not in SCHEDULES:
             raise ValueError(f"schedule: got {self.schedule!r}, accepted: {', '.join(SCHEDULES)}")
         for name in ("steps", "batch", "shortest", "width", "heads"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name}: got {value!r}, accepted: a whole number, 1 or more")
+            check_size(name, getattr(self, name))
         if self.width % self.heads:
             raise ValueError(
                 f"heads: got {self.heads}, accepted: a divisor of the width, {self.width}"
@@ -246,15 +255,21 @@ class _Run:
 
     def load(self, path: Path) -> None:
         state, facts = read_checkpoint(path)
-        check_same(path, facts["training"], asdict(self.training))
-        self.step = facts["step"]
-        self.losses, self.diverged = state["losses"], state["diverged"]
-        self.network.load_state_dict(_under("weights", state))
-        for name, average in self.averages.items():
-            moved = {k: v.to(self.device) for k, v in _under(f"average.{name}", state).items()}
-            average.load(moved)
-        if self.step < self.training.steps:
-            self.optimizer.load(state, self.step)
+        try:
+            check_same(path, facts["training"], asdict(self.training))
+            self.step = facts["step"]
+            self.losses, self.diverged = state["losses"], state["diverged"]
+            self.network.load_state_dict(_under("weights", state))
+            for name, average in self.averages.items():
+                moved = {k: v.to(self.device) for k, v in _under(f"average.{name}", state).items()}
+                average.load(moved)
+            if self.step < self.training.steps:
+                self.optimizer.load(state, self.step)
+        except (KeyError, TypeError, AttributeError, RuntimeError) as error:
+            raise CheckpointError(
+                f"{path} is no checkpoint of this training ({error!r}); remove it to have its "
+                "piece done again"
+            ) from None
 
 
 def take_step(

@@ -26,9 +26,3 @@ def test_every_name_has_a_line_that_says_what_it_is(call, what):
     assert list(lines) == list(dict.fromkeys(EXPECTED[what]))
     assert all(meaning.strip() for meaning in lines.values())
     assert json.loads(call("ls", what, "--json")[1]).keys() == lines.keys()
-
-
-def test_an_unknown_list_is_refused(call):
-    code, out, err = call("ls", "models")
-    assert (code, out) == (1, "")
-    assert "accepted: tasks, variants, prompts, kinds" in err

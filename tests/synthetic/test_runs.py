@@ -8,13 +8,14 @@ import torch
 
 from llmprobe import load_result
 from llmprobe.checkpoints import read_checkpoint, write_checkpoint
-from llmprobe.errors import CheckpointError
+from llmprobe.errors import CheckpointError, OutOfMemoryError
 from llmprobe.synthetic import planning, runs
 from llmprobe.synthetic import training as training_module
 from llmprobe.synthetic.outcomes import SyntheticResult
 from llmprobe.synthetic.runs import as_variant, run_plan
 from llmprobe.synthetic.sets import SetPlan, SetTraining
 from llmprobe.synthetic.training import train
+from llmprobe.workspace import open_training
 
 BASE = SetTraining(steps=20, seeds=(0, 1, 2), width=16, schedule="cosine")
 VARIANTS = ("baseline", "layernorm", "adaptive", "ema", "layernorm+ema+adaptive")
@@ -196,3 +197,41 @@ def test_processes_share_out_all_pieces(monkeypatch):
         monkeypatch.setattr(runs, "process", lambda here=here: here)
         names += [piece.name for piece in runs._own(pieces)]
     assert sorted(names) == sorted(piece.name for piece in pieces)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't allocate memory")])
+def test_a_piece_that_does_not_fit_the_memory_says_what_to_make_smaller(monkeypatch, error):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(runs, "train", fail)
+    with pytest.raises(OutOfMemoryError, match=r"baseline\.0-2 does not fit .*--width or --batch"):
+        go()
+
+
+@pytest.mark.parametrize("wrong", ["missing", "shape"])
+def test_an_evaluation_of_other_numbers_is_named(tmp_path, wrong):
+    plan = dataclasses.replace(PLAN, variants=VARIANTS[:1], sets=8)
+    go(plan, tmp_path)
+    (tmp_path / "result.json").unlink()
+    path = tmp_path / "checkpoints" / "baseline.baseline.0-2.measured.safetensors"
+    tensors, facts = read_checkpoint(path)
+    accuracy = tensors.pop("accuracy")
+    if wrong == "shape":
+        tensors["accuracy"] = accuracy[:, :1]
+    write_checkpoint(path, tensors, facts)
+    with pytest.raises(CheckpointError, match="accuracy is missing or of another shape; remove it"):
+        go(plan, tmp_path)
+
+
+def test_what_processes_hand_to_each_other_is_what_was_done(run):
+    for one in runs.finished_pieces(PLAN, open_training(run[0], PLAN.configuration())):
+        again = runs._done(one.piece, runs._tensors(one))
+        assert again.piece is one.piece
+        np.testing.assert_array_equal(again.losses, one.losses)
+        np.testing.assert_array_equal(again.diverged, one.diverged)
+        assert again.measured.keys() == one.measured.keys()
+        for variant, numbers in one.measured.items():
+            assert again.measured[variant].keys() == numbers.keys()
+            for name, array in numbers.items():
+                np.testing.assert_array_equal(again.measured[variant][name], array)

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 
+from llmprobe.checkpoints import read_checkpoint, write_checkpoint
 from llmprobe.errors import CheckpointError
 from llmprobe.synthetic import training as module
 from llmprobe.synthetic.optimizer import SeedAdamW
@@ -110,6 +111,18 @@ def test_a_checkpoint_of_another_training_is_refused(tmp_path):
     train(SMALL, checkpoint=path)
     with pytest.raises(CheckpointError, match=r"batch 32 \(asked: 16\)"):
         train(dataclasses.replace(SMALL, batch=16), checkpoint=path)
+
+
+@pytest.mark.parametrize("lost", ["losses", "weights.attention.q_proj.weight", "facts"])
+def test_a_checkpoint_that_lacks_something_is_named(tmp_path, lost):
+    path = tmp_path / "a.safetensors"
+    train(SMALL, checkpoint=path)
+    state, facts = read_checkpoint(path)
+    kept = {name: tensor for name, tensor in state.items() if name != lost}
+    assert lost == "facts" or len(kept) < len(state), sorted(state)
+    write_checkpoint(path, kept, {} if lost == "facts" else facts)
+    with pytest.raises(CheckpointError, match=r"a\.safetensors is no checkpoint of this training"):
+        train(SMALL, checkpoint=path)
 
 
 @pytest.mark.parametrize("rate", [3e-3, (3e-3, 2e-3, 4e-3)])
