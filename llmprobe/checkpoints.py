@@ -40,8 +40,10 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with safe_open(path, framework="pt") as file:
             facts = json.loads((file.metadata() or {})["llmprobe"])
+            if not isinstance(facts, dict):
+                raise ValueError("it tells no facts")
             return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118
-    except (SafetensorError, OSError, KeyError, ValueError) as error:
+    except (SafetensorError, OSError, KeyError, ValueError, RecursionError) as error:
         raise CheckpointError(
             f"{path} is no readable checkpoint ({error}); remove it to have its piece done again"
         ) from None

@@ -117,7 +117,9 @@ class Evidence:
                 tallies=tallies,
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise CheckpointError(f"{path} is no evidence of llmprobe ({error!r})") from None
+            raise CheckpointError(
+                f"{path} is no evidence of llmprobe ({error!r}); make the result again"
+            ) from None
 
 
 def configuration_of(kind: str, provenance: Provenance, run: Mapping[str, Any]) -> dict[str, Any]:

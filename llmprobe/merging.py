@@ -17,6 +17,7 @@ from llmprobe.checkpoints import check_same
 from llmprobe.evidence import TALLIES, Evidence
 from llmprobe.kinds import load_result
 from llmprobe.results import Also, Provenance, Result
+from llmprobe.storage import as_path
 from llmprobe.summaries import summarize
 from llmprobe.synthetic.joining import join_trainings
 from llmprobe.tallies import Tally
@@ -33,14 +34,14 @@ def merge_results(
     folders: Sequence[str | Path], output: str | Path, *, overwrite: bool = False
 ) -> Result:
     """Join saved results and save what comes of it in the folder `output`."""
-    places = [Path(folder).expanduser() for folder in folders]
+    places = [as_path("folder", folder) for folder in folders]
     if len({place.resolve() for place in places}) < max(len(places), 2):
         came = ", ".join(map(str, places)) or "none"
         raise ValueError(f"merge: got {came}; accepted: two or more different folders")
     kinds = {load_result(place).kind: place for place in places}
     if len(kinds) > 1:
         told = ", ".join(f"{place} ({kind})" for kind, place in kinds.items())
-        raise ValueError(f"merge: got results of different kinds: {told}")
+        raise ValueError(f"merge: got {told}; accepted: results of one kind")
     (kind,) = kinds
     result: Result
     write: Also
@@ -106,7 +107,9 @@ def _table(every: Sequence[Evidence]) -> tuple[Any, ...]:
                 f"merge: length {length} has {_told(expected)}, length {other} has {_told(found)}; "
                 "every length needs the same"
             )
-    parts = {part.seed: part for one in every for part in one.parts}
+    # Digests are of the longest prompts, as they would be in one run of all lengths.
+    in_order = sorted(every, key=lambda one: one.lengths[-1])
+    parts = {part.seed: part for one in in_order for part in one.parts}
     return tuple(parts[seed] for seed in sorted(parts))
 
 
@@ -126,20 +129,18 @@ def _joined(every: Sequence[Evidence], length: int) -> Tally:
 def _provenance(
     every: Sequence[Evidence], parts: tuple[Any, ...], lengths: Sequence[int]
 ) -> Provenance:
-    first = every[0].provenance
-    hashes = [one.provenance.prompts_hash for one in every]
-    arguments = dict(first.arguments) | {
-        "lengths": list(lengths),
-        "samples": sum(part.samples for part in parts),
-        "merged": [
-            {"seed": part.seed, "samples": part.samples, "lengths": list(one.lengths)}
-            for one in every
-            for part in one.parts
-        ],
-    }
+    first, hashes = every[0].provenance, [part.prompts_hash for part in parts]
+    samples = sum(part.samples for part in parts)
+    arguments = dict(first.arguments) | {"lengths": list(lengths), "samples": samples}
+    if len(parts) > 1:  # else it is what one run with all lengths would have given
+        arguments["merged"] = [{"seed": part.seed, "samples": part.samples} for part in parts]
     return replace(
         first,
         arguments=arguments,
-        prompts_hash=hashlib.sha256("".join(hashes).encode()).hexdigest(),
+        prompts_hash=hashes[0] if len(parts) == 1 else _digest(hashes),
         created=max(one.provenance.created for one in every),
     )
+
+
+def _digest(hashes: Sequence[str]) -> str:
+    return hashlib.sha256("".join(hashes).encode()).hexdigest()

@@ -57,7 +57,10 @@ class Prepared:
 
     def part(self, n_prompts: int) -> Part:
         """The first prompts."""
-        return Part(self.provenance.seed, n_prompts, self.prompts.digest(n_prompts))
+        known, told = n_prompts == self.plan.n_prompts, self.provenance
+        return Part(
+            told.seed, n_prompts, told.prompts_hash if known else self.prompts.digest(n_prompts)
+        )
 
 
 def prepare(
@@ -146,7 +149,10 @@ def prepare(
             prompts=prompts,
             prompts_hash=prompt_set.digest(),
             seed=seed,
-            arguments=dict(arguments) | {"text": _name(text), "dataset": _name(dataset)},
+            # What was meant, however it was written: a run may go on from Python or the shell.
+            arguments=dict(arguments)
+            | {"lengths": wanted, "layers": [layer.layer for layer in chosen]}
+            | {"text": _name(text), "dataset": _name(dataset)},
         ),
     )
 

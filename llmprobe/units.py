@@ -20,6 +20,7 @@ from llmprobe.kinds import SeriesResult
 from llmprobe.preparing import Prepared
 from llmprobe.runtime import main_first, memory_kept, process
 from llmprobe.stats import State
+from llmprobe.storage import as_path
 from llmprobe.summaries import summarize
 from llmprobe.sweeps import Consume, Observe, Sweep, SweepPlan, Unit, forget_lengths
 from llmprobe.tallies import Tally, at_length
@@ -48,7 +49,7 @@ def run_units(
     """
     plan, run, before, space = ready.plan, ready.run, None, None
     if output is not None:
-        output = output.expanduser()
+        output = as_path("output", output)
         wanted = configuration_of(kind, ready.provenance, run)
         with main_first():  # the others then find what the main process has begun
             before = None if overwrite else _seen_before(output, ready, wanted)
@@ -79,12 +80,13 @@ def run_units(
         for unit in units:
             if unit.lengths == lengths:
                 joined.merge(states[unit.name])
+        new = joined.state()
         for index, length in enumerate(lengths):
             tallies[length] = TALLIES[kind](ready.layers)
             if before is not None:
                 tallies[length].merge(before.tallies[length].state())
             if plan.n_tokens:
-                tallies[length].merge(at_length(joined.state(), index))
+                tallies[length].merge(at_length(new, index))
     evidence = Evidence(
         kind=kind,
         provenance=ready.provenance,

@@ -21,7 +21,7 @@ from typing import Any
 from llmprobe.checkpoints import check_same
 from llmprobe.errors import CheckpointError
 from llmprobe.results import Also, Result
-from llmprobe.storage import sweep_partial, sync
+from llmprobe.storage import as_path, sweep_partial, sync
 
 _FILE = "configuration.json"
 _CHECKPOINTS = "checkpoints"
@@ -92,7 +92,7 @@ def open_training(
     folder: Path, configuration: Mapping[str, Any], *, overwrite: bool = False
 ) -> Workspace:
     """The folder of a training; `overwrite` begins again."""
-    folder = folder.expanduser()
+    folder = as_path("output", folder)
     wanted = {"format": "llmprobe training", **configuration}
     there = _configuration(folder, "training")
     if there is not None and overwrite:
@@ -112,7 +112,7 @@ def open_probe(
 
     Of the prompts before `after` the evidence is there.
     """
-    folder = folder.expanduser()
+    folder = as_path("output", folder)
     check_probe(folder, overwrite=overwrite)
     there = probe_under_way(folder)
     if there is not None and after and there.get("after"):
@@ -128,7 +128,7 @@ def open_probe(
 
 def check_probe(folder: Path, *, overwrite: bool) -> None:
     """Find out before the work, not after it, whether its result can be kept."""
-    folder = folder.expanduser()
+    folder = as_path("output", folder)
     finished = is_finished(folder)
     if folder.is_symlink():
         raise CheckpointError(f"{folder} is a link; name the folder that it stands for")
@@ -143,7 +143,7 @@ def check_probe(folder: Path, *, overwrite: bool) -> None:
 
 def read_training(folder: Path) -> dict[str, Any]:
     """What the training in a folder was asked for."""
-    there = _configuration(folder.expanduser(), "training")
+    there = _configuration(as_path("folder", folder), "training")
     if there is None:
         raise CheckpointError(f"{folder} holds no training of llmprobe")
     return there
@@ -158,7 +158,7 @@ def _configuration(folder: Path, kind: str) -> dict[str, Any] | None:
         return None
     try:
         there = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read ({error}); use another --output") from None
     if not isinstance(there, dict) or there.get("format") != f"llmprobe {kind}":
         raise CheckpointError(f"{path} is no {kind} of llmprobe; use another --output")

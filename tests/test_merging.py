@@ -61,7 +61,10 @@ def test_what_prompts_cannot_be_added_to_is_refused_and_stays(tmp_path):
     before = (run / "result.json").read_bytes()
     with pytest.raises(CheckpointError, match="has 20 prompts, more than the 8"):
         PROBES["variance"](output=run, samples=8)
-    for other, said in (({"seed": 1}, "seed 0"), ({"lengths": "4..16"}, "lengths '4..32'")):
+    for other, said in (
+        ({"seed": 1}, "seed 0"),
+        ({"lengths": "4..16"}, r"lengths \[4, 8, 16, 32\]"),
+    ):
         with pytest.raises(CheckpointError, match=said):
             PROBES["variance"](output=run, samples=30, **other)
     with pytest.raises(CheckpointError, match="kind 'variance'"):
@@ -111,8 +114,10 @@ def test_results_at_other_lengths_are_joined(probe, query, tmp_path):
     folders = [tmp_path / name for name in ("long", "short", "middle")]
     joined = merge_results(folders, tmp_path / "all")
     # Rows are float32 whatever the model is, and lengths that run alone take other kernels.
-    check_numbers(joined, probe(query=query), rtol=1e-9 if joined.kind == "variance" else 1e-6)
-    assert joined.provenance.prompts_hash != load_result(folders[0]).provenance.prompts_hash
+    whole = probe(query=query)
+    check_numbers(joined, whole, rtol=1e-9 if joined.kind == "variance" else 1e-6)
+    assert joined.provenance.prompts_hash == whole.provenance.prompts_hash
+    assert joined.provenance.arguments == whole.provenance.arguments
 
 
 def test_a_joined_result_is_joined_further(tmp_path):
@@ -154,7 +159,7 @@ def test_what_does_not_fit_together_is_refused(tmp_path):
         (["a", "copy"], "seed 0 at length 4 is in two folders"),
         (["a", "short"], r"length 4 has 20 prompts of seed 0, 20 prompts of seed 3, length 16"),
         (["a", "bos"], r"component 1 \(asked: 0\)"),
-        (["a", "attention"], "different kinds"),
+        (["a", "attention"], "accepted: results of one kind"),
         (["fixed", "fixed 1"], "a query of its own"),
     ):
         with pytest.raises((ValueError, CheckpointError), match=said):
@@ -163,3 +168,9 @@ def test_what_does_not_fit_together_is_refused(tmp_path):
     merge_results([tmp_path / "a", tmp_path / "few"], tmp_path / "all")
     with pytest.raises(ResultExistsError):
         merge_results([tmp_path / "a", tmp_path / "seed"], tmp_path / "all")
+
+
+def test_a_run_goes_on_however_its_lengths_and_layers_are_written(tmp_path):
+    first = probe_variance(MODEL, "4..16", layers=None, samples=8, output=tmp_path / "run")
+    again = probe_variance(MODEL, [4, 8, 16], layers=[0, 1], samples=12, output=tmp_path / "run")
+    assert (first.n_prompts.min(), again.n_prompts.min()) == (8, 12)

@@ -38,7 +38,7 @@ def test_variance_prints_a_table_and_writes_the_result(call, tmp_path):
     assert str(tmp_path) not in text
     code, out, err = call("variance", "--lengths", "8,16", "--output", target)
     assert (code, out) == (1, "")
-    assert "lengths '8..32' (asked: '8,16')" in err
+    assert "lengths [8, 16, 32] (asked: [8, 16])" in err
     assert "--overwrite" in err
     assert call("variance", "--lengths", "8,16", "--output", target, "--overwrite")[0] == 0
     assert llmprobe.load_result(target).lengths == (8, 16)
