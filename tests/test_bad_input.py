@@ -293,7 +293,7 @@ TOGETHER: dict[str, list[tuple[str, str]]] = {
     "compare": [("{}/run", "same folder twice"), ("{}/./run", "same folder twice")],
     "merge": [
         ("{}/run", "two or more different"),
-        ("{}/lab", "different kinds"),
+        ("{}/lab", "results of one kind"),
         ("{}/same", "seed 0 at length 8 is in two folders"),
         ("{}/bare", "has no evidence.safetensors"),
         ("--output {}/empty --overwrite", "is no result"),
