@@ -22,7 +22,7 @@ from llmprobe.discovery import LayerChoice
 from llmprobe.kinds import AttentionResult
 from llmprobe.models import LoadedModel
 from llmprobe.patterns import Rows, capture_rows
-from llmprobe.preparing import DEFAULT_LENGTHS, NOT_RECORDED, Prepared, prepare
+from llmprobe.preparing import DEFAULT_LENGTHS, Prepared, prepare
 from llmprobe.rows import AttentionCall, listening
 from llmprobe.storage import as_path
 from llmprobe.sweeps import Consume, SweepPlan
@@ -53,24 +53,9 @@ def probe_attention(
 ) -> AttentionResult:
     """Probe the attention row of each prompt's last token, by head; arguments as in
     `probe_variance`."""
-    arguments = {k: v for k, v in locals().items() if k not in NOT_RECORDED}
+    arguments = dict(locals())
     folder = None if output is None else as_path("output", output)
-    ready = prepare(
-        model,
-        lengths,
-        layers=layers,
-        prompts=prompts,
-        text=text,
-        dataset=dataset,
-        samples=samples,
-        query=query,
-        bos=bos,
-        seed=seed,
-        batch_tokens=batch_tokens,
-        chunk=None,
-        tokenizer=tokenizer,
-        arguments=arguments,
-    )
+    ready = prepare(model, arguments, tokenizer)
     numbers = [layer.layer for layer in ready.layers]
 
     def consume(tally: AttentionTally) -> Consume:

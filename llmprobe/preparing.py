@@ -5,9 +5,9 @@ that will weaken the numbers is noted in words.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from torch import nn
 
@@ -24,12 +24,64 @@ from llmprobe.texts import check_name, read_dataset, read_text
 
 BOS = ("auto", "yes", "no")
 DEFAULT_LENGTHS = "16..1024"
-NOT_RECORDED = ("model", "output", "overwrite", "on_plan", "advance")
+_NOT_RECORDED = ("model", "output", "overwrite", "on_plan", "advance")
 """Arguments of a probe that do not decide its numbers, or are recorded otherwise."""
 _CPU_BATCH_TOKENS = 16384
 _GPU_BATCH_TOKENS = 65536
 _MOST_SAMPLES, _MOST_TOKENS = 1_000_000, 2**31
 """More are a slip of the hand."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """The arguments that probes share, as `probe_variance` tells of them."""
+
+    lengths: str | Sequence[int]
+    layers: LayerChoice
+    prompts: str
+    text: str | Path | None
+    dataset: str | None
+    samples: int
+    query: str
+    bos: str
+    seed: int
+    batch_tokens: int | None
+    at: str = "output"
+    chunk: int | None = None
+
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any]) -> Self:
+        """Taken by their names from among others."""
+        shared = {field.name for field in fields(cls)}
+        return cls(**{name: value for name, value in arguments.items() if name in shared})
+
+    def check(self) -> tuple[int, ...]:
+        """Refuse what can be asked of no model, before one is loaded; gives the lengths."""
+        wanted = parse_lengths(self.lengths)
+        if self.at not in AT:
+            raise ValueError(f"at: got {self.at!r}, accepted: {', '.join(AT)}")
+        if self.dataset is not None:
+            check_name(self.dataset)
+        if self.text is not None and self.dataset is not None:
+            raise ValueError("text and dataset: got both; give only one of them")
+        source = self.text or self.dataset
+        check_kind(self.prompts, self.query, has_text=bool(source))
+        if self.prompts not in ("unigram", "text") and source is not None:
+            raise ValueError(
+                f"prompts: {self.prompts} prompts use no text; use --prompts text or unigram"
+            )
+        if self.bos not in BOS:
+            raise ValueError(f"bos: got {self.bos!r}, accepted: {', '.join(BOS)}")
+        check_seed(self.seed)
+        for name, value, least, most in (
+            ("samples", self.samples, 2, _MOST_SAMPLES),
+            ("batch-tokens", self.batch_tokens, 1, _MOST_TOKENS),
+            ("chunk", self.chunk, 1, _MOST_TOKENS),
+        ):
+            whole = isinstance(value, int) and least <= value <= most
+            if value is not None and not whole:
+                raise ValueError(f"{name}: got {value!r}, accepted: {least} or more, to {most:,}")
+        return wanted
 
 
 @dataclass(frozen=True)
@@ -64,74 +116,49 @@ class Prepared:
 
 
 def prepare(
-    model: str | nn.Module | LoadedModel,
-    lengths: str | Sequence[int],
-    *,
-    layers: LayerChoice,
-    prompts: str,
-    text: str | Path | None,
-    dataset: str | None,
-    samples: int,
-    query: str,
-    bos: str,
-    seed: int,
-    batch_tokens: int | None,
-    chunk: int | None,
-    tokenizer: Any,
-    arguments: Mapping[str, Any],
-    at: str = "output",
+    model: str | nn.Module | LoadedModel, arguments: Mapping[str, Any], tokenizer: Any = None
 ) -> Prepared:
-    """Check the arguments, load what is needed, and plan."""
-    wanted = check_arguments(
-        lengths,
-        at=at,
-        prompts=prompts,
-        text=text,
-        dataset=dataset,
-        samples=samples,
-        query=query,
-        bos=bos,
-        seed=seed,
-        batch_tokens=batch_tokens,
-        chunk=chunk,
-    )
+    """Check a probe's arguments, load what is needed, and plan."""
+    asked = Request.of(arguments)
+    wanted = asked.check()
     loaded = _loaded(model, tokenizer)
     if loaded.learned_positions is not None and max(wanted) > loaded.learned_positions:
         raise ValueError(
             f"lengths: {max(wanted)} is beyond the {loaded.learned_positions} positions that "
             f"{loaded.name} has learned; use --lengths up to {loaded.learned_positions}"
         )
-    chosen = choose_layers(attention_layers(loaded.model), layers)
-    source = read_text(text) if text is not None else read_dataset(dataset) if dataset else None
+    chosen = choose_layers(attention_layers(loaded.model), asked.layers)
     prompt_set = make_prompts(
-        prompts,
-        n_prompts=samples,
+        asked.prompts,
+        n_prompts=asked.samples,
         lengths=wanted,
-        seed=seed,
+        seed=asked.seed,
         tokenizer=loaded.tokenizer,
         # Rows of the embedding beyond the tokenizer are padding that no training has touched.
         vocab_size=min(loaded.vocab_size, len(loaded.tokenizer or range(loaded.vocab_size))),
-        bos_token_id=_bos(bos, loaded),
-        text=source,
-        query=query,
+        bos_token_id=_bos(asked.bos, loaded),
+        text=_read(asked),
+        query=asked.query,
     )
     first = prompt_set.batch([0], max(wanted))
-    if all(first.equal(prompt_set.batch([i], max(wanted))) for i in range(1, samples)):
-        raise ValueError(f"prompts: all {samples} are the same, so nothing varies; use other ones")
+    if all(first.equal(prompt_set.batch([i], max(wanted))) for i in range(1, asked.samples)):
+        raise ValueError(
+            f"prompts: all {asked.samples} are the same, so nothing varies; use other ones"
+        )
     agree = len(wanted) == 1 or (
         prompt_set.prefix_consistent and prefixes_agree(loaded.model, prompt_set, wanted, chosen)
     )
-    if chunk is not None and not chunks_agree(loaded.model, prompt_set, chosen):
+    if asked.chunk is not None and not chunks_agree(loaded.model, prompt_set, chosen):
         raise ValueError(f"chunk: {loaded.name} gives other numbers in chunks; leave --chunk out")
     default = _CPU_BATCH_TOKENS if loaded.device == "cpu" else _GPU_BATCH_TOKENS
     plan = plan_sweep(
         loaded.model,
         chosen,
         wanted,
-        n_prompts=samples,
+        n_prompts=asked.samples,
         one_pass=agree,
-        batch_tokens=default if batch_tokens is None else batch_tokens,
-        chunk=chunk,
+        batch_tokens=default if asked.batch_tokens is None else asked.batch_tokens,
+        chunk=asked.chunk,
     )
     return Prepared(
         loaded=loaded,
@@ -146,54 +173,15 @@ def prepare(
             dtype=loaded.dtype,
             device=loaded.device,
             attention=loaded.attention,
-            prompts=prompts,
+            prompts=asked.prompts,
             prompts_hash=prompt_set.digest(),
-            seed=seed,
+            seed=asked.seed,
             # What was meant, however it was written: a run may go on from Python or the shell.
-            arguments=dict(arguments)
+            arguments={k: v for k, v in arguments.items() if k not in _NOT_RECORDED}
             | {"lengths": wanted, "layers": [layer.layer for layer in chosen]}
-            | {"text": _name(text), "dataset": _name(dataset)},
+            | {"text": _name(asked.text), "dataset": _name(asked.dataset)},
         ),
     )
-
-
-def check_arguments(
-    lengths: str | Sequence[int],
-    *,
-    prompts: str,
-    text: str | Path | None,
-    dataset: str | None,
-    samples: int,
-    query: str,
-    bos: str,
-    seed: int,
-    batch_tokens: int | None,
-    at: str = "output",
-    chunk: int | None = None,
-) -> tuple[int, ...]:
-    """Refuse what can be asked of no model, before one is loaded; gives the lengths."""
-    wanted = parse_lengths(lengths)
-    if at not in AT:
-        raise ValueError(f"at: got {at!r}, accepted: {', '.join(AT)}")
-    if dataset is not None:
-        check_name(dataset)
-    if text is not None and dataset is not None:
-        raise ValueError("text and dataset: got both; give only one of them")
-    check_kind(prompts, query, has_text=bool(text or dataset))
-    if prompts not in ("unigram", "text") and (text or dataset) is not None:
-        raise ValueError(f"prompts: {prompts} prompts use no text; use --prompts text or unigram")
-    if bos not in BOS:
-        raise ValueError(f"bos: got {bos!r}, accepted: {', '.join(BOS)}")
-    check_seed(seed)
-    for name, value, least, most in (
-        ("samples", samples, 2, _MOST_SAMPLES),
-        ("batch-tokens", batch_tokens, 1, _MOST_TOKENS),
-        ("chunk", chunk, 1, _MOST_TOKENS),
-    ):
-        whole = isinstance(value, int) and least <= value <= most
-        if value is not None and not whole:
-            raise ValueError(f"{name}: got {value!r}, accepted: {least} or more, to {most:,}")
-    return wanted
 
 
 def _loaded(model: str | nn.Module | LoadedModel, tokenizer: Any) -> LoadedModel:
@@ -202,6 +190,12 @@ def _loaded(model: str | nn.Module | LoadedModel, tokenizer: Any) -> LoadedModel
     if isinstance(model, LoadedModel):
         return model if tokenizer is None else replace(model, tokenizer=tokenizer)
     return LoadedModel.of(model, tokenizer=tokenizer)
+
+
+def _read(asked: Request) -> str | None:
+    if asked.text is not None:
+        return read_text(asked.text)
+    return read_dataset(asked.dataset) if asked.dataset else None
 
 
 def _name(source: str | Path | None) -> str | None:

@@ -17,7 +17,7 @@ from llmprobe.capture import capture_attention
 from llmprobe.discovery import LayerChoice, input_device
 from llmprobe.kinds import VarianceResult
 from llmprobe.models import LoadedModel
-from llmprobe.preparing import DEFAULT_LENGTHS, NOT_RECORDED, Prepared, prepare
+from llmprobe.preparing import DEFAULT_LENGTHS, Prepared, prepare
 from llmprobe.prompts import DictionaryPrompts
 from llmprobe.runtime import is_out_of_memory
 from llmprobe.storage import as_path
@@ -60,25 +60,9 @@ def probe_variance(
     stopped, and one with more `samples` adds the missing prompts to a result. `on_plan` is given
     the plan before the sweep runs, `advance` the number of tokens as they are done.
     """
-    arguments = {k: v for k, v in locals().items() if k not in NOT_RECORDED}
+    arguments = dict(locals())
     folder = None if output is None else as_path("output", output)
-    ready = prepare(
-        model,
-        lengths,
-        layers=layers,
-        prompts=prompts,
-        text=text,
-        dataset=dataset,
-        samples=samples,
-        query=query,
-        bos=bos,
-        seed=seed,
-        batch_tokens=batch_tokens,
-        chunk=chunk,
-        tokenizer=tokenizer,
-        arguments=arguments,
-        at=at,
-    )
+    ready = prepare(model, arguments, tokenizer)
     if reference is not None and reference not in ready.lengths:
         raise ValueError(f"reference: got {reference}, accepted: one of {ready.lengths}")
     size = min(x.head_size if at == "heads" else x.hidden_size for x in ready.layers)

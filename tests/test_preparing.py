@@ -17,13 +17,11 @@ DEFAULTS = {
     "seed": 0,
     "batch_tokens": None,
     "chunk": None,
-    "tokenizer": None,
-    "arguments": {},
 }
 
 
-def ready(model="builtin", lengths="16..64", **options):
-    return prepare(model, lengths, **DEFAULTS | options)
+def ready(model="builtin", lengths="16..64", tokenizer=None, **options):
+    return prepare(model, DEFAULTS | {"lengths": lengths} | options, tokenizer)
 
 
 def test_a_name_a_loaded_model_and_a_module_come_to_the_same():

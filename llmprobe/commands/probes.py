@@ -1,6 +1,5 @@
 """`check`, `variance` and `attention`: the commands that look at a model."""
 
-import inspect
 import json
 import re
 from collections.abc import Callable
@@ -161,7 +160,7 @@ def _probe(command: str, **options: Any) -> None:
     """What `variance` and `attention` share: load, plan, run with a bar, save, print."""
     from llmprobe.discovery import parse_layers
     from llmprobe.models import load_model
-    from llmprobe.preparing import check_arguments
+    from llmprobe.preparing import Request
     from llmprobe.runtime import process, progress
 
     model, output = options.pop("model"), options.pop("output")
@@ -173,8 +172,7 @@ def _probe(command: str, **options: Any) -> None:
         check_target(target, overwrite)
     process()  # joins the others, or says what is wrong with how they were started
     options["layers"] = parse_layers(options["layers"])
-    checked = inspect.signature(check_arguments).parameters
-    check_arguments(**{name: value for name, value in options.items() if name in checked})
+    Request.of(options).check()
     where = ("revision", "device", "device_map", "dtype", "allow_pickle", "trust_remote_code")
     loaded = load_model(model, **{name: options.pop(name) for name in where})
     with progress(quiet=quiet) as bar:
