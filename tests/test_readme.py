@@ -10,7 +10,8 @@ for blocks with a comment on the line before, which says what they need:
 Where output is printed, its first line must be the first of the real stdout or stderr, and the
 first line of the real stdout, the headline, must be printed. Lines are the same (`same_shape`) if
 words and whole numbers are; times and sizes are the machine's own and may be any, and decimals may
-differ in their last digits, because another machine sums in another order.
+differ in their last digits, because another machine sums in another order. A training makes more of
+that, so estimates with intervals agree where each lies in the other's interval.
 """
 
 import os
@@ -32,6 +33,7 @@ NEEDS = ("gpu", "hub", "minutes")
 SLOW = ("llmprobe train-synthetic", "train_synthetic(", "torchrun")
 """What trains takes more than half a minute."""
 _NUMBER = r"[-+−]?\d+(?:,\d{3})*(?:\.\d+)?(?:e[-+]?\d+)?"
+_ESTIMATE = rf"({_NUMBER})(?: points)? \[({_NUMBER}), ({_NUMBER})\]"
 _MEASURED = rf"{_NUMBER} (?:ms|s|min|h|KiB|MiB|GiB|[GTP]FLOP)\b"
 
 
@@ -67,8 +69,9 @@ def find_blocks(text: str) -> list[Block]:
 def same_shape(printed: str, real: str) -> bool:
     """Whether two lines differ in nothing but times, sizes and the last digits of decimals.
 
-    A decimal may be off by a twentieth of itself or by five of its last digit. Where the printed
-    line ends in ` ...` the rest is not compared.
+    A decimal may be off by a twentieth of itself or by five of its last digit, an estimate with its
+    interval by what both intervals allow. Where the printed line ends in ` ...` the rest is not
+    compared.
     """
     printed, real = (re.sub(_MEASURED, "<measured>", " ".join(x.split())) for x in (printed, real))
     if printed.endswith(" ..."):
@@ -76,8 +79,21 @@ def same_shape(printed: str, real: str) -> bool:
         real = real[: len(printed)]
     if re.sub(_NUMBER, "#", printed) != re.sub(_NUMBER, "#", real):
         return False
+    estimates = zip(re.findall(_ESTIMATE, printed), re.findall(_ESTIMATE, real), strict=True)
+    printed, real = (re.sub(_ESTIMATE, "", line) for line in (printed, real))
     pairs = zip(re.findall(_NUMBER, printed), re.findall(_NUMBER, real), strict=True)
-    return all(a == b or _near(a, b) for a, b in pairs)
+    return all(a == b or _near(a, b) for a, b in pairs) and all(
+        _compatible(a, b) for a, b in estimates
+    )
+
+
+def _value(text: str) -> float:
+    return float(text.replace("−", "-").replace(",", ""))
+
+
+def _compatible(a: tuple[str, ...], b: tuple[str, ...]) -> bool:
+    (x, x_low, x_high), (y, y_low, y_high) = (map(_value, estimate) for estimate in (a, b))
+    return x_low <= y <= x_high and y_low <= x <= y_high
 
 
 def _near(a: str, b: str) -> bool:
@@ -86,7 +102,7 @@ def _near(a: str, b: str) -> bool:
     digits = re.search(r"\.(\d*)(?:e(.*))?", a if "." in a else b)
     assert digits is not None
     last = 10.0 ** (int(digits[2] or 0) - len(digits[1]))
-    x, y = (float(text.replace("−", "-").replace(",", "")) for text in (a, b))
+    x, y = _value(a), _value(b)
     return abs(x - y) <= max(0.05 * abs(x), 5.001 * last)
 
 
@@ -239,7 +255,10 @@ def test_blocks_have_their_marks_commands_and_output():
         ("slope -0.48", "slopes -0.48", False),
         ("about 0.1 TFLOP, 3 s and 132 MiB", "about 0.1 TFLOP, 2 min and 1.5 GiB", True),
         ("523,264 tokens", "523,265 tokens", False),
-        ("at 4096: -3.6 [-5.5, -1.6]", "at 4096: -3.4 [-5.3, -1.5]", True),
+        ("at 4096: -3.6 [-5.5, -1.6]", "at 4096: -4.1 [-6.3, -1.8]", True),
+        ("at 4096: -3.6 [-5.5, -1.6]", "at 4096: -1.5 [-3.9, +1.0]", False),
+        ("mass +10.2 points [+9.9, +10.5]", "mass +9.0 points [+8.0, +11.0]", False),
+        ("mass +10.2 points [+9.9, +10.5]", "loss +10.2 points [+9.9, +10.5]", False),
         ("ok 5.9e-06 worst", "ok 6.0e-06 worst", True),
         ("a b ...", "a b c d", True),
         ("...", "a b c d", False),
