@@ -128,7 +128,7 @@ def _by_number(layers: Sequence[AttentionLayer], number: int) -> AttentionLayer:
     for layer in layers:
         if layer.layer == number:
             return layer
-    raise ValueError(f"layers: there is no attention layer {number}; there are {_numbers(layers)}")
+    raise ValueError(f"layers: no attention layer {number}, accepted: {_numbers(layers)}")
 
 
 def _numbers(layers: Sequence[AttentionLayer]) -> str:

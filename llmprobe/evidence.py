@@ -90,7 +90,7 @@ class Evidence:
         path = folder / EVIDENCE
         if not path.is_file():
             raise CheckpointError(
-                f"{folder} has no {EVIDENCE}; a result made with an output folder has one"
+                f"{folder} has no {EVIDENCE}; make it again with an output folder"
             )
         tensors, facts = read_checkpoint(path)
         try:

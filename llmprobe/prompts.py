@@ -170,7 +170,7 @@ class DictionaryPrompts(Prompts):
         if shortest < least:
             raise ValueError(
                 f"lengths: got {shortest}, too short for one pair and the query of dictionary "
-                f"prompts; the least length for these is {least}"
+                f"prompts, accepted: {least} or more"
             )
 
     def answers(self, indices: Sequence[int], length: int) -> Tensor:

@@ -132,7 +132,7 @@ def check_causal(config: Any) -> None:
     else:
         return
     architecture = (config.architectures or [family.__name__])[0]
-    raise Refusal(f"is {architecture}, {kind}; llmprobe needs a causal language model")
+    raise Refusal(f"is {architecture}, {kind}; give a causal language model")
 
 
 def check_complete(report: Mapping[str, Any]) -> None:

@@ -52,7 +52,7 @@ def write_folder(target: Path, write: Callable[[Path], None], *, overwrite: bool
                 f"{target} is already there; choose another folder, or overwrite it (--overwrite)"
             )
         if not (target / "result.json").is_file():
-            raise ResultExistsError(f"{target} is there and is no result; it is not overwritten")
+            raise ResultExistsError(f"{target} is there and is no result; choose another folder")
     beside, replaced = _beside(target, "partial"), _beside(target, "replaced")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

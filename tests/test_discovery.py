@@ -109,7 +109,7 @@ def test_layers_are_chosen_by_number_from_the_end_and_by_slice():
     for none in ([], slice(5, 9)):
         with pytest.raises(ValueError, match="chooses none"):
             choose_layers(layers, none)
-    with pytest.raises(ValueError, match="there are 0 to 1"):
+    with pytest.raises(ValueError, match="accepted: 0 to 1"):
         choose_layers(attention_layers(tiny("llama")), 7)
 
 

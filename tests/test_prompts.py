@@ -351,10 +351,10 @@ def test_longer_dictionaries_have_more_in_front():
 def test_the_least_length_of_a_dictionary_is_named_and_true():
     with pytest.raises(ValueError, match="too short for one pair") as caught:
         make("dictionary", lengths=(5, 100), bos_token_id=0)
-    least = int(re.search(r"is (\d+)$", str(caught.value))[1])
+    least = int(re.search(r"accepted: (\d+) or more$", str(caught.value))[1])
     prompts = make("dictionary", lengths=(least, 100), bos_token_id=0)
     assert prompts.answers(range(6), least).shape == (6,)
-    with pytest.raises(ValueError, match=f"is {least}$"):
+    with pytest.raises(ValueError, match=f"accepted: {least} or more$"):
         make("dictionary", lengths=(least - 1,), bos_token_id=0)
     with pytest.raises(ValueError, match="too few"):
         prompts.batch([0], 5)

@@ -62,9 +62,7 @@ def compare(
     results = [(folder, load_result(folder)) for folder in folders]
     for folder, result in results:
         if not isinstance(result, VarianceResult):
-            raise ValueError(
-                f"{folder} is a result of {result.kind}; compare takes variance results"
-            )
+            raise ValueError(f"{folder} is a result of {result.kind}; compare those of variance")
     names = [result.provenance.model for _, result in results]
     if len(set(names)) < len(names):
         names = [folder.name for folder, _ in results]
