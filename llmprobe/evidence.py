@@ -13,12 +13,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from llmprobe.checkpoints import read_checkpoint, write_checkpoint
 from llmprobe.discovery import AttentionLayer
 from llmprobe.errors import CheckpointError
 from llmprobe.results import Provenance
+from llmprobe.stats import State
 from llmprobe.tallies import AttentionTally, Tally, VarianceTally
 from llmprobe.workspace import EVIDENCE
 
@@ -27,6 +30,8 @@ TALLIES: dict[str, Callable[[Sequence[AttentionLayer]], Tally]] = {
     "attention": AttentionTally,
 }
 """By the kind of the result."""
+_COUNTS = ("/count", "/nonfinite")
+"""Arrays of the features' shape that stand beside each mean."""
 
 
 class Part(NamedTuple):
@@ -68,7 +73,7 @@ class Evidence:
 
     def write(self, folder: Path) -> None:
         tensors = {
-            f"{length}/{name}": torch.from_numpy(value)
+            f"{length}/{name}": torch.from_numpy(_shortened(name, value))
             for length, tally in self.tallies.items()
             for name, value in tally.state().items()
         }
@@ -99,13 +104,12 @@ class Evidence:
             for length in facts["lengths"]:
                 prefix = f"{length}/"
                 tallies[int(length)] = TALLIES[facts["kind"]](layers)
-                tallies[int(length)].merge(
-                    {
-                        name.removeprefix(prefix): tensor.numpy()
-                        for name, tensor in tensors.items()
-                        if name.startswith(prefix)
-                    }
-                )
+                of_length = {
+                    name.removeprefix(prefix): tensor.numpy()
+                    for name, tensor in tensors.items()
+                    if name.startswith(prefix)
+                }
+                tallies[int(length)].merge(_filled(of_length))
             return cls(
                 kind=facts["kind"],
                 provenance=Provenance(**facts["provenance"]),
@@ -120,6 +124,24 @@ class Evidence:
             raise CheckpointError(
                 f"{path} is no evidence of llmprobe ({error!r}); make the result again"
             ) from None
+
+
+def _shortened(name: str, value: NDArray[Any]) -> NDArray[Any]:
+    """Counts are nearly always the same for all features: then one of them says it."""
+    if name.endswith(_COUNTS) and value.size and (value == value.flat[0]).all():
+        return value[(slice(1),) * value.ndim]
+    return value
+
+
+def _filled(state: State) -> State:
+    """Every count again for each feature that has a mean."""
+
+    def fill(name: str, value: NDArray[Any]) -> NDArray[Any]:
+        where, _, what = name.rpartition("/")
+        counts = f"/{what}" in _COUNTS
+        return np.broadcast_to(value, state[f"{where}/mean"].shape) if counts else value
+
+    return {name: fill(name, value) for name, value in state.items()}
 
 
 def configuration_of(kind: str, provenance: Provenance, run: Mapping[str, Any]) -> dict[str, Any]:
