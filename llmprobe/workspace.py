@@ -130,8 +130,6 @@ def check_probe(folder: Path, *, overwrite: bool) -> None:
     """Find out before the work, not after it, whether its result can be kept."""
     folder = as_path("output", folder)
     finished = is_finished(folder)
-    if folder.is_symlink():
-        raise CheckpointError(f"{folder} is a link; name the folder that it stands for")
     if finished and not (folder / _FILE).exists():
         _remove(folder, _CHECKPOINTS)  # the last that a run does, if it was not killed before
     if finished and not overwrite and not (folder / EVIDENCE).is_file():

@@ -213,6 +213,7 @@ BAD_BY_NAME: dict[str, dict[str, str]] = {
     "merge output": {
         "{}/run": "is already there",
         "{}/empty": "is already there",
+        "{}/link": "is a link",
         "{}/file/x": "cannot be written",
         "/proc/x": "cannot be written",
     },
@@ -241,7 +242,7 @@ TOGETHER: dict[str, list[tuple[str, str]]] = {
         ("--output {}/run --samples 3", "more than the 3 that are asked for"),
         ("--output {}/lab", "is already there"),
         ("--output {}/here --overwrite", "is no result"),
-        ("--output {}/link", "is a link"),
+        ("--output {}/link", "cannot be written"),
     ],
     "attention": [("--at heads", "No such option"), ("--chunk 8", "No such option")],
     "check": [("--length 8 another", "unexpected extra argument")],

@@ -63,7 +63,7 @@ def stock(tmp_path_factory):
     (folder / "short.txt").write_text("Only a few words.")
     (folder / "same.txt").write_text("a" * 5000)
     (folder / "long.txt").write_text("A text of a few words, and of a few more. " * 99)
-    (folder / "link").symlink_to("empty")
+    (folder / "link").symlink_to("nowhere")
     return folder
 
 

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from llmprobe.errors import CheckpointError
-from llmprobe.workspace import open_training
+from llmprobe.workspace import open_probe, open_training
 
 ASKED = {"task": "argmax", "steps": 10, "variants": ("baseline",)}
 
@@ -72,3 +72,14 @@ def test_what_is_not_ours_is_not_touched(tmp_path):
     with pytest.raises(CheckpointError, match="is a file"):
         open_training(tmp_path / "notes", ASKED)
     assert (tmp_path / "notes").read_text() == "mine"
+
+
+@pytest.mark.parametrize("open_run", [open_training, open_probe])
+def test_a_link_stands_for_its_folder_and_one_to_nothing_is_refused(tmp_path, open_run):
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "run").symlink_to("scratch")
+    open_run(tmp_path / "run", ASKED)
+    assert (tmp_path / "scratch" / "configuration.json").is_file()
+    (tmp_path / "lost").symlink_to("nowhere")
+    with pytest.raises(CheckpointError, match="cannot be written"):
+        open_run(tmp_path / "lost", ASKED)
