@@ -70,16 +70,7 @@ def draw_accuracy(
             f"accuracy (%) on {span(n_sets)} sets,\n"
             f"mean over {span(summary.n_seeds)} seeds, 95 % band"
         )
-        handles, labels = legend_handles(ax, names)
-        ax.legend(
-            handles,
-            labels,
-            loc="lower right",
-            bbox_to_anchor=(1, 1),
-            ncols=legend_columns(labels, COLUMN_WIDTH - 0.2),  # half a tick label stands out
-            columnspacing=1,
-            borderpad=0.2,
-        )
+        legend_above(ax, names)
     return ax
 
 
@@ -91,7 +82,7 @@ def draw_shift(
     `frame` is `SyntheticResult.shift_frame()`; the gray line in the last panel falls as 1/N.
     """
     names = list(dict.fromkeys(frame.variant))
-    n_columns = legend_columns([*names, "slope −1"], 2 * COLUMN_WIDTH)
+    n_columns = _legend_columns([*names, "slope −1"], 2 * COLUMN_WIDTH)
     height = 2.3 + _LEGEND_LINE * -(-(len(names) + 1) // n_columns)
     labels = {
         "mean_drift": f"(global mean − that at {reference})\n/ global variance at {reference}",
@@ -114,7 +105,7 @@ def draw_shift(
             f"{_LENGTH}\nmeans over {span(frame.n_seeds)} seeds with 95 % bands (geometric for "
             f"variances); {span(n_sets)} sets"
         )
-        handles, texts = legend_handles(axes[-1], names)
+        handles, texts = _legend_handles(axes[-1], names)
         axes[0].figure.legend(handles, texts, loc="outside upper center", ncols=n_columns)
     return np.asarray(axes)
 
@@ -243,14 +234,28 @@ def log_axis(ax: Axes) -> None:
     ax.yaxis.set_minor_formatter(NullFormatter())
 
 
-def legend_handles(ax: Axes, names: Sequence[str]) -> tuple[list[Any], list[str]]:
+def legend_above(ax: Axes, names: Sequence[str]) -> None:
+    """Where it hides nothing: over the right end of a figure of one column."""
+    handles, labels = _legend_handles(ax, names)
+    ax.legend(
+        handles,
+        labels,
+        loc="lower right",
+        bbox_to_anchor=(1, 1),
+        ncols=_legend_columns(labels, COLUMN_WIDTH - 0.2),  # half a tick label stands out
+        columnspacing=1,
+        borderpad=0.2,
+    )
+
+
+def _legend_handles(ax: Axes, names: Sequence[str]) -> tuple[list[Any], list[str]]:
     """What a legend shows: the variants first, whatever was drawn first."""
     handles, labels = ax.get_legend_handles_labels()
     order = sorted(range(len(labels)), key=lambda i: labels[i] not in names)
     return [handles[i] for i in order], [labels[i] for i in order]
 
 
-def legend_columns(labels: Sequence[str], width: float) -> int:
+def _legend_columns(labels: Sequence[str], width: float) -> int:
     """The most columns in which a legend is no wider than the figure; it fills them downwards."""
     for n_columns in range(len(labels), 1, -1):
         n_lines = -(-len(labels) // n_columns)

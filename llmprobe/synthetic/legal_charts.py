@@ -18,8 +18,7 @@ from llmprobe.synthetic.charts import (
     GRAY,
     colored,
     draw_band,
-    legend_columns,
-    legend_handles,
+    legend_above,
     log_axis,
     span,
 )
@@ -143,13 +142,4 @@ def _finish(summary: pd.DataFrame, ax: Axes, label: str, n_sequences: Sequence[i
         f"{label},\nmean over {span(summary.n_seeds)} seeds, 95 % band,\n"
         f"{span(n_sequences)} sequences"
     )
-    handles, labels = legend_handles(ax, list(dict.fromkeys(summary.variant)))
-    ax.legend(
-        handles,
-        labels,
-        loc="lower right",
-        bbox_to_anchor=(1, 1),
-        ncols=legend_columns(labels, COLUMN_WIDTH - 0.2),  # half a tick label stands out
-        columnspacing=1,
-        borderpad=0.2,
-    )
+    legend_above(ax, list(dict.fromkeys(summary.variant)))
