@@ -1,9 +1,12 @@
-"""Made-up but well-formed objects for the tests."""
+"""Made-up but well-formed results for the tests, a way to spoil one, and whether two are equal."""
+
+import dataclasses
+from typing import Any, TypeVar
 
 import numpy as np
 
 from llmprobe.kinds import VarianceResult
-from llmprobe.results import Provenance
+from llmprobe.results import Provenance, Result
 from llmprobe.synthetic.outcomes import SyntheticResult
 
 
@@ -115,3 +118,25 @@ def _provenance(lengths: tuple[int, ...], prompts: str) -> Provenance:
         seed=0,
         arguments={"lengths": lengths},
     )
+
+
+def check_same(a: Result, b: Result) -> None:
+    """To the bit, whenever they were made."""
+    assert type(a) is type(b)
+    for field in dataclasses.fields(a):
+        first, second = getattr(a, field.name), getattr(b, field.name)
+        if isinstance(first, np.ndarray):
+            assert first.dtype == second.dtype, field.name
+            np.testing.assert_array_equal(first, second, err_msg=field.name)
+        elif field.name != "provenance":
+            assert first == second, field.name
+
+
+R = TypeVar("R", bound=Result)
+
+
+def spoil(result: R, name: str, index: Any, value: float = np.nan) -> R:
+    """The result with another number at one place of an array."""
+    array = getattr(result, name).copy()
+    array[index] = value
+    return dataclasses.replace(result, **{name: array})

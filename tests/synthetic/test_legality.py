@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 from legal_samples import make_legality_result
-from samples import NAMES
+from samples import NAMES, check_same, spoil
 from scipy import stats
 
 from llmprobe import ResultFormatError, load_result
@@ -14,22 +14,6 @@ from llmprobe.results import read_result
 from llmprobe.synthetic.legality import METRICS, LegalityResult
 from llmprobe.synthetic.pairs import holm
 from llmprobe.synthetic.trials import TARGETS
-
-
-def check_same(a, b):
-    for field in dataclasses.fields(a):
-        first, second = getattr(a, field.name), getattr(b, field.name)
-        if isinstance(first, np.ndarray):
-            assert first.dtype == second.dtype
-            np.testing.assert_array_equal(first, second)
-        elif field.name != "provenance":
-            assert first == second
-
-
-def spoil(result, name, index, value=np.nan):
-    array = getattr(result, name).copy()
-    array[index] = value
-    return dataclasses.replace(result, **{name: array})
 
 
 def kill(result, index):

@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from samples import NAMES, make_synthetic_result
+from samples import NAMES, check_same, make_synthetic_result, spoil
 from scipy import stats
 
 from llmprobe import ResultFormatError, load_result
@@ -16,22 +16,6 @@ COLUMNS = [
     *("task", "variant", "seed", "length", "accuracy", "n_sets"),
     *("global_mean", "global_variance", "feature_variance", "entropy"),
 ]
-
-
-def check_same(a, b):
-    for field in dataclasses.fields(a):
-        first, second = getattr(a, field.name), getattr(b, field.name)
-        if isinstance(first, np.ndarray):
-            assert first.dtype == second.dtype
-            np.testing.assert_array_equal(first, second)
-        elif field.name != "provenance":
-            assert first == second
-
-
-def spoil(result, name, index, value=np.nan):
-    array = getattr(result, name).copy()
-    array[index] = value
-    return dataclasses.replace(result, **{name: array})
 
 
 def test_a_saved_result_comes_back_the_same(tmp_path):
