@@ -225,8 +225,9 @@ class VarianceResult(SeriesResult, kind="variance"):
         law = int((known & near).sum())
         return (
             f"Of {len(self.slope)} {what}, {falls} fall {span} (95 % interval below 0), {law} of "
-            f"them near the N^-0.50 of attention that disperses; slopes go from "
-            f"{np.nanmin(self.slope):+.2f} to {np.nanmax(self.slope):+.2f}."
+            "them near the N^-0.50 of attention that disperses (interval reaching -0.4, its upper "
+            f"end from -0.6 to -0.3); slopes go from {np.nanmin(self.slope):+.2f} to "
+            f"{np.nanmax(self.slope):+.2f}."
         )
 
     def to_document(self) -> dict[str, Any]:
@@ -245,7 +246,7 @@ class VarianceResult(SeriesResult, kind="variance"):
                 ax=ax,
             )
         if kind == "heads":
-            return plots.draw_slopes(self.decay_frame(), ax=ax)
+            return plots.draw_slopes(self.decay_frame(), self.to_frame(), ax=ax)
         if kind == "drift":
             return plots.draw_drift(self.to_frame(), reference=self.reference, ax=ax)
         return plots.draw_features(self._feature_frame(), ax=ax)

@@ -97,7 +97,8 @@ def draw_decay(
             ax.plot([], [], color="0.3", lw=0.8, ls="--", label=f"feature {component}")
         if len(series) <= _MAX_LABELED:
             ax.fill_between([], [], color="0.3", alpha=0.15, lw=0, label="quartiles over features")
-        _legend(ax, len(series))
+        what = "layer" if frame["head"].isna().all() else "layer and head"
+        _legend(ax, len(series), title=None if slopes is None else f"{what} (slope)")
     return ax
 
 
@@ -119,26 +120,39 @@ def draw_comparison(frames: Mapping[str, pd.DataFrame], *, ax: Axes | None = Non
     return ax
 
 
-def draw_slopes(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
-    """A map of slopes by layer and head; `frame` is `VarianceResult.decay_frame()`."""
+def draw_slopes(frame: pd.DataFrame, rows: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
+    """A map of slopes by layer and head.
+
+    `frame` is `VarianceResult.decay_frame()`, `rows` its `to_frame()`. White is a head that keeps
+    its variance, orange one that loses it, full at the −1/2 of attention that disperses.
+    """
     heads = frame.assign(head=frame["head"].fillna(0)).pivot(
         index="layer", columns="head", values="slope"
     )
     n_layers, n_heads = heads.shape
-    width, height = max(2.2, 1 + 0.3 * n_heads), max(1.8, 0.9 + 0.2 * n_layers)
+    width, height = max(2.4, 1.2 + 0.3 * n_heads), max(2.4, 0.9 + 0.2 * n_layers)
+    span = f"{rows.length.min()} to {rows.length.max()} tokens"
     with styled_axes(ax, width=width, height=height) as ax:
         sns.heatmap(
             heads.astype(float),
             ax=ax,
-            cmap="viridis_r",
+            cmap="PuOr",  # told apart by the color-blind too
             vmin=-0.5,
-            vmax=0,
+            vmax=0.5,
             annot=n_heads <= 16 and n_layers <= 40,
             fmt=".2f",
             annot_kws={"size": 5},
-            cbar_kws={"label": "slope of log std\nover log N", "extend": "both"},
+            cbar_kws={
+                "label": f"slope of log std over log N,\n{_prompts(rows)} prompts, {span}",
+                "extend": "both",
+                "extendfrac": 0.03,
+            },
             linewidths=0.3,
+            linecolor="0.8",
         )
+        for text in ax.texts:  # seaborn writes in white on middle tones
+            background = ax.collections[0].to_rgba(np.array(float(text.get_text())))
+            text.set_color("white" if sns.utils.relative_luminance(background) < 0.2 else "black")
         ax.grid(False)
         ax.set_ylabel("layer")
         if frame["head"].notna().any():
@@ -283,13 +297,14 @@ def _draw_reference_slope(frame: pd.DataFrame, ax: Axes) -> None:
     ax.plot(lengths, line, color="0.55", lw=1.2, ls=":", label="slope −1/2", zorder=1)
 
 
-def _legend(ax: Axes, n_series: int) -> None:
+def _legend(ax: Axes, n_series: int, *, title: str | None = None) -> None:
     handles, labels = ax.get_legend_handles_labels()
     if n_series > _MAX_LABELED:  # too many to name: the first, the last, and what is not a series
         chosen = [0, n_series - 1, *range(n_series, len(labels))]
         handles, labels = [handles[i] for i in chosen], [labels[i] for i in chosen]
     # Beside the lines: inside, it would cover some of them.
-    ax.legend(handles, labels, loc="upper left", bbox_to_anchor=(1, 1))
+    place = {"loc": "upper left", "bbox_to_anchor": (1, 1)}
+    ax.legend(handles, labels, title=title, alignment="left", **place)
 
 
 def length_axis(
@@ -299,12 +314,16 @@ def length_axis(
     label: str = "prompt length N (tokens)",
     n_ticks: int = 7,
 ) -> None:
-    """Powers of two across, with ticks at the lengths, or at some of them, the last included."""
+    """Powers of two across, with ticks at the lengths, or at some of them, both ends included."""
     ticks = sorted(set(lengths))
     ax.set_xscale("log", base=2)
     ax.set_xlabel(label)
     step = 1 + (len(ticks) - 1) // n_ticks
-    ax.xaxis.set_major_locator(FixedLocator([float(n) for n in ticks[::-step]]))
+    chosen = ticks[::-step]
+    if 2 * ((len(ticks) - 1) % step) < step:  # too near to the first, or the first itself
+        chosen.pop()
+    chosen = sorted({ticks[0], *chosen})
+    ax.xaxis.set_major_locator(FixedLocator([float(n) for n in chosen]))
     ax.xaxis.set_minor_locator(NullLocator())
     ax.xaxis.set_major_formatter(FuncFormatter(lambda n, _: f"{n:.0f}"))
 

@@ -50,6 +50,8 @@ def test_the_reading_says_what_the_slopes_say():
     assert "no interval" in unknown.reading()
     steep = dataclasses.replace(many, slope_low=np.full(6, -2.1), slope_high=np.full(6, -1.9))
     assert " 0 of them near" in steep.reading()
+    rule = "(interval reaching -0.4, its upper end from -0.6 to -0.3)"
+    assert f"near the N^-0.50 of attention that disperses {rule}" in steep.reading()
     assert "No slope" in dataclasses.replace(unknown, slope=np.full(6, np.nan)).reading()
 
 

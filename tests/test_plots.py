@@ -6,6 +6,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from samples import make_variance_result
+from seaborn.utils import relative_luminance
 
 from llmprobe import plots
 
@@ -22,6 +23,7 @@ def test_decay_draws_every_series_of_the_frame(variance_result):
     np.testing.assert_array_equal(line.get_ydata(), variance_result.std_median[5])
     assert "64 prompts" in ax.get_ylabel()
     assert "tokens" in ax.get_xlabel()
+    assert ax.get_legend().get_title().get_text() == "layer and head (slope)"
 
 
 def test_decay_shows_the_rate_of_dispersion_for_comparison(variance_result):
@@ -47,6 +49,7 @@ def test_layers_of_other_types_are_kept_apart(variance_result):
 def test_slopes_drift_and_features_draw_their_own_numbers(variance_result):
     heat = variance_result.plot("heads").collections[0]
     np.testing.assert_array_equal(heat.get_array().ravel(), variance_result.slope)
+    assert "64 prompts, 16 to 256 tokens" in heat.colorbar.ax.get_ylabel()
     drift, variance = variance_result.plot("drift")
     np.testing.assert_array_equal(
         lines(drift)["layer 0 head 1"].get_ydata(), variance_result.mean_drift[1]
@@ -57,6 +60,32 @@ def test_slopes_drift_and_features_draw_their_own_numbers(variance_result):
     features = variance_result.plot("features")
     assert [text.get_text() for text in features.get_legend().get_texts()] == list("01234")
     assert len(features.collections) == 5 * 3
+
+
+def test_the_map_tells_heads_that_rise_from_those_that_stay_and_its_numbers_can_be_read():
+    slopes = np.array([-0.5, -0.25, 0, 0.2, 0.94, np.nan])
+    ax = dataclasses.replace(make_variance_result(), slope=slopes).plot("heads")
+    heat = ax.collections[0]
+    assert (heat.norm.vmin, heat.norm.vmax) == (-0.5, 0.5)
+    colors = [heat.to_rgba(slope) for slope in slopes[:5]]
+    assert len(set(colors)) == 5
+    assert min(colors[2][:3]) > 0.9, "what stays is white"
+    for text, color in zip(ax.texts, colors, strict=True):
+        light = sorted(map(relative_luminance, (color, text.get_color())))
+        assert (light[1] + 0.05) / (light[0] + 0.05) > 4.5
+
+
+@pytest.mark.parametrize("n_lengths", range(1, 25))
+@pytest.mark.parametrize("n_ticks", [4, 7])
+def test_the_first_and_the_last_length_have_their_ticks(n_lengths, n_ticks):
+    lengths = [2**n for n in range(n_lengths)]
+    _, ax = plt.subplots()
+    plots.length_axis(ax, lengths, n_ticks=n_ticks)
+    ticks = sorted(ax.get_xticks())
+    assert (ticks[0], ticks[-1]) == (lengths[0], lengths[-1])
+    assert set(ticks) <= set(lengths)
+    assert len(ticks) <= n_ticks + 1
+    plt.close(ax.figure)
 
 
 def test_many_series_get_colors_of_their_own():

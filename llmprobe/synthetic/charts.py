@@ -1,10 +1,12 @@
 """Figures of the lab: frames go in, Axes come out. Nothing is computed here, shown or saved.
 
-One color a variant in all figures, the first one's first. Lengths are sizes of sets, on a scale of
-powers of two. The legend stands above, so that a figure keeps its width in a paper's column.
+One color and one kind of dashes a variant in all figures, the first one's first: later lines have
+gaps, so that those that coincide are all seen. Lengths are sizes of sets, on a scale of powers of
+two. The legend stands above, so that a figure keeps its width in a paper's column.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,14 @@ _MAX_ROWS = 4
 _LEGEND_LINE = 0.15
 """Inches."""
 GRAY = "0.45"
+_DASHES: tuple[Any, ...] = (
+    "-",
+    (0, (6, 2)),
+    (0, (2, 2)),
+    (0, (6, 2, 1, 2)),
+    (0, (3, 4)),
+    (0, (1, 3)),
+)
 
 
 def draw_accuracy(
@@ -52,8 +62,9 @@ def draw_accuracy(
     with styled_axes(ax, height=height) as ax:
         ax.axvspan(*train_lengths, color="0.9", lw=0, zorder=0, label="training lengths")
         ax.axhline(100 * chance, color=GRAY, lw=0.8, ls=":", label="chance")
-        for (name, part), color in colored(summary, names):
-            draw_band(part, ax, color=color, name=name, scale=100)
+        for part, look in variants(summary, names):
+            draw_band(part, ax, scale=100, **look)
+            name, color = look["label"], look["color"]
             for row in stars[stars.variant == name].to_dict("records"):
                 level = 105 + 6 * starred.index(name)
                 _draw_star(row["length"], level, ax, color=color, better=row["difference"] > 0)
@@ -92,8 +103,8 @@ def draw_shift(
     with styled_axes(ax, n_panels=3, panels=True, width=2 * COLUMN_WIDTH, height=height) as axes:
         for panel, (statistic, label) in zip(axes, labels.items(), strict=True):
             rows = frame[frame.statistic == statistic]
-            for (name, part), color in colored(rows, names):
-                draw_band(part, panel, color=color, name=name)
+            for part, look in variants(rows, names):
+                draw_band(part, panel, **look)
             length_axis(panel, frame.length, label=_LENGTH, n_ticks=4)
             panel.set_ylabel(label)
             if statistic == "mean_drift":
@@ -199,14 +210,17 @@ def draw_weights(
     return grid.ravel()
 
 
-def colored(frame: pd.DataFrame, names: Sequence[str]) -> Any:
-    parts = [(name, frame[frame.variant == name]) for name in names]
-    return zip(parts, palette(len(names)), strict=False)
+def variants(
+    frame: pd.DataFrame, names: Sequence[str]
+) -> Iterator[tuple[pd.DataFrame, dict[str, Any]]]:
+    """The rows of each variant, and how its line looks: label, color and dashes."""
+    for name, color, dashes in zip(names, palette(len(names)), cycle(_DASHES), strict=False):
+        yield frame[frame.variant == name], {"label": name, "color": color, "ls": dashes}
 
 
-def draw_band(part: pd.DataFrame, ax: Axes, *, color: Any, name: str, scale: float = 1) -> None:
+def draw_band(part: pd.DataFrame, ax: Axes, *, color: Any, scale: float = 1, **look: Any) -> None:
     marker = "o" if len(part) == 1 else None  # a line of one point would not be seen
-    ax.plot(part.length, scale * part["mean"], color=color, lw=1.1, label=name, marker=marker)
+    ax.plot(part.length, scale * part["mean"], color=color, lw=1.1, marker=marker, **look)
     low, high = scale * part.low, scale * part.high
     ax.fill_between(part.length, low, high, color=color, alpha=0.18, lw=0)
     ax.set_axisbelow(True)

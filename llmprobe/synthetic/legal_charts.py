@@ -1,7 +1,7 @@
 """Figures of `legality`: frames go in, Axes come out. Nothing is computed here, shown or saved.
 
-They look like the lab's other figures: one color a variant, the first one's first, the legend
-above. Lengths are close together here, so their axis is even where they are few.
+They look like the lab's other figures: one color and dashes a variant, the first one's first, the
+legend above. Lengths are close together here, so their axis is even where they are few.
 """
 
 from collections.abc import Sequence
@@ -16,11 +16,11 @@ from numpy.typing import ArrayLike, NDArray
 from llmprobe.plots import COLUMN_WIDTH, length_axis, styled_axes
 from llmprobe.synthetic.charts import (
     GRAY,
-    colored,
     draw_band,
     legend_above,
     log_axis,
     span,
+    variants,
 )
 
 _MAX_EVEN = 128
@@ -96,8 +96,8 @@ def _draw_variants(
 ) -> None:
     first, last = train_lengths
     ax.axvspan(first - 0.5, last + 0.5, color="0.9", lw=0, zorder=0, label="training lengths")
-    for (name, part), color in colored(summary, list(dict.fromkeys(summary.variant))):
-        draw_band(part, ax, color=color, name=name, scale=scale)
+    for part, look in variants(summary, list(dict.fromkeys(summary.variant))):
+        draw_band(part, ax, scale=scale, **look)
 
 
 def _draw_chance(summary: pd.DataFrame, chance: NDArray[Any], ax: Axes) -> None:

@@ -80,6 +80,14 @@ def test_accuracy_shows_means_bands_training_chance_and_stars(result):
     assert "1024 to 4096 sets" in ax.get_ylabel()
 
 
+@pytest.mark.parametrize("kind", ["accuracy", "shift"])
+def test_variants_that_coincide_are_told_apart_by_their_dashes(kind):
+    panel = np.atleast_1d(make_synthetic_result(6, SMALL).plot(kind))[-1]
+    drawn = [str(lines(panel)[name]._dash_pattern) for name in NAMES[:6]]
+    assert len(set(drawn)) == 6
+    assert lines(panel)[NAMES[0]].get_linestyle() == "-"
+
+
 def test_stars_stand_where_the_frame_says_and_are_hollow_where_the_variant_is_worse():
     result = make_synthetic_result(2, SMALL)
     accuracy = result.accuracy.copy()

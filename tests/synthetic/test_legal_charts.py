@@ -83,6 +83,7 @@ def test_means_and_bands_are_the_frames(result, kind):
     for low, high in zip(first.low, first.high, strict=True):
         assert np.isclose(band[:, 1], scale * low).any()
         assert np.isclose(band[:, 1], scale * high).any()
+    assert len({str(lines(ax)[name]._dash_pattern) for name in result.variants}) == 3
     assert texts(ax)[:3] == list(NAMES[:3])
     assert "training lengths" in texts(ax)
     shade = next(patch for patch in ax.patches if patch.get_label() == "training lengths")
