@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from llmprobe import probe_variance
+from llmprobe import LLMProbeError, probe_variance
 
 NAME = "figure_1_llm_variance"
 SCALES = {
@@ -30,7 +30,9 @@ def main(
     scale: Literal["quick", "desk", "paper"] = "desk",
     model: Annotated[str | None, typer.Option(help="Hub id, folder or .gguf file.")] = None,
     text: Annotated[Path | None, typer.Option(help="Unigrams of it; else random tokens.")] = None,
-    query: Annotated[str, typer.Option(help="fixed (one last token for all) or free.")] = "fixed",
+    query: Annotated[
+        Literal["fixed", "free"], typer.Option(help="fixed: one last token for all.")
+    ] = "fixed",
     component: Annotated[int, typer.Option(help="The one feature.")] = 0,
     output: Annotated[Path, typer.Option(help="Folder for figure and result.")] = Path("figures"),
 ) -> None:
@@ -53,4 +55,7 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    try:
+        typer.run(main)
+    except (LLMProbeError, OSError) as error:
+        raise SystemExit(f"{NAME}: {error}") from error

@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from llmprobe import train_synthetic
+from llmprobe import LLMProbeError, train_synthetic
 
 NAME = "figure_3_global_shift"
 SCALES = {
@@ -48,4 +48,7 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    try:
+        typer.run(main)
+    except LLMProbeError as error:
+        raise SystemExit(f"{NAME}: {error}") from error

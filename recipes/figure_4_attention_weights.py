@@ -17,7 +17,7 @@ import pandas as pd
 import typer
 from scipy.stats import ttest_1samp
 
-from llmprobe import train_synthetic
+from llmprobe import LLMProbeError, train_synthetic
 
 NAME = "figure_4_attention_weights"
 SCALES = {
@@ -57,4 +57,7 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    try:
+        typer.run(main)
+    except LLMProbeError as error:
+        raise SystemExit(f"{NAME}: {error}") from error

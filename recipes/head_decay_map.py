@@ -24,7 +24,7 @@ import numpy as np
 import typer
 from scipy.stats import bootstrap, spearmanr
 
-from llmprobe import fit_decay, load_model, probe_attention, probe_variance
+from llmprobe import LLMProbeError, fit_decay, load_model, probe_attention, probe_variance
 
 NAME = "head_decay_map"
 SCALES = {
@@ -103,4 +103,7 @@ def correlation(a, b):
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    try:
+        typer.run(main)
+    except (LLMProbeError, OSError) as error:
+        raise SystemExit(f"{NAME}: {error}") from error

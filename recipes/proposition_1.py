@@ -17,9 +17,17 @@ from typing import Annotated, Literal
 import typer
 from matplotlib import pyplot as plt
 
-from llmprobe import load_synthetic, paper_style, probe_variance, train_synthetic
+from llmprobe import (
+    LLMProbeError,
+    load_result,
+    load_synthetic,
+    paper_style,
+    probe_variance,
+    train_synthetic,
+)
 
 NAME = "proposition_1"
+TASKS, QUERIES = ("argmax", "dictionary"), ("fixed", "free")
 SCALES = {
     "quick": {
         "training": {"seeds": 1, "steps": 50, "width": 16, "sets": 16},
@@ -39,34 +47,39 @@ SCALES = {
 def main(
     scale: Literal["quick", "desk", "paper"] = "desk",
     output: Annotated[Path, typer.Option(help="Folder for figure and results.")] = Path("figures"),
+    redraw: Annotated[bool, typer.Option("--redraw", help="From the saved results.")] = False,
 ) -> None:
-    size = SCALES[scale]
-    drawn = {}
-    for task in ("argmax", "dictionary"):
-        run = Path("runs") / NAME / scale / task
+    if not redraw:
+        measure(SCALES[scale], Path("runs") / NAME / scale, output / NAME)
+    with paper_style():
+        figure = draw(output / NAME)
+        for ending in ("png", "pdf"):
+            figure.savefig(output / f"{NAME}.{ending}", dpi=200)
+
+
+def measure(size, runs, folder):
+    """Train both tasks, probe each seed with both kinds of query, save the results."""
+    for task in TASKS:
+        run = runs / task
         trained = train_synthetic(task, "baseline", lengths="16", output=run, **size["training"])
         for seed in trained.seeds:
             network = load_synthetic(run, "baseline", seed=seed)
-            for query in ("fixed", "free"):
+            for query in QUERIES:
                 result = probe_variance(network, query=query, **size["probe"])
-                result.save(output / NAME / f"{task}_{query}_{seed}", overwrite=True)
-                drawn.setdefault(f"{task}, seed {trained.seeds[0]}", {}).setdefault(query, result)
+                result.save(folder / f"{task}_{query}_{seed}", overwrite=True)
                 print(
                     f"{task}, {query} query, seed {seed}: slope {result.slope[0]:+.3f}, 95 % "
                     f"interval {result.slope_low[0]:+.3f} to {result.slope_high[0]:+.3f} over "
                     f"{result.n_prompts.min()} prompts; the law says -0.5"
                 )
-    with paper_style():
-        figure = draw(drawn)
-        for ending in ("png", "pdf"):
-            figure.savefig(output / f"{NAME}.{ending}", dpi=200)
 
 
-def draw(drawn):
-    """A panel for each task."""
+def draw(folder):
+    """A panel for each task, of seed 0."""
     figure, panels = plt.subplots(1, 2, figsize=(6.75, 2.6), layout="constrained")
-    for (title, results), panel in zip(drawn.items(), panels, strict=True):
-        panel.set_title(title)
+    for task, panel in zip(TASKS, panels, strict=True):
+        panel.set_title(f"{task}, seed 0")
+        results = {query: load_result(folder / f"{task}_{query}_0") for query in QUERIES}
         draw_task(results, panel)
     return figure
 
@@ -75,7 +88,7 @@ def draw_task(results, panel):
     """Standard deviation against length, a color for each kind of query."""
     for number, (query, result) in enumerate(results.items()):
         frame, color = result.to_frame(), f"C{number}"
-        label = f"{query} query ({result.slope[0]:+.2f})"
+        label = f"{query} query, slope {result.slope[0]:+.2f}"
         # One solid, one broken: where they agree, both are seen.
         style = {"ls": ("-", "--")[number], "marker": "o", "ms": 3}
         panel.plot(frame.length, frame.std_median, color, label=label, **style)
@@ -88,12 +101,13 @@ def draw_task(results, panel):
     panel.set_xscale("log", base=2)
     panel.set_yscale("log", base=2)
     panel.set_xticks(frame.length, [f"{n}" for n in frame.length])
-    panel.set_xlabel("prompt length N (tokens)")
-    panel.set_ylabel(
-        f"std over {frame.n_prompts.min()} prompts,\nmedian and quartiles over features"
-    )
+    panel.set_xlabel("set size N (items)")
+    panel.set_ylabel(f"std over {frame.n_prompts.min()} sets,\nmedian and quartiles over features")
     panel.legend(loc="lower left")
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    try:
+        typer.run(main)
+    except LLMProbeError as error:
+        raise SystemExit(f"{NAME}: {error}") from error

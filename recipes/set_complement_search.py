@@ -7,7 +7,7 @@ Expected: both help (arXiv 2510.08341): dropout counters the dispersion of atten
 Measured: averaging helps a little, dropout does not. 64 settings of a GPT (v = 16, trained on 1 to
     4 tokens, 5,000 steps, constant rate), ratio of KL at 5 to 15 tokens: dropout 1.45 [1.36, 1.54],
     EMA 0.962 [0.952, 0.972], BEMA 0.974 [0.961, 0.987] (both without dropout). Attention alone:
-    dropout 1.23 [1.21, 1.26], EMA 1.004 [1.001, 1.006], BEMA 0.808 [0.794, 0.823].
+    dropout 1.23 [1.21, 1.26], EMA 1.004 [1.001, 1.006], worse by a hair, BEMA 0.808 [0.794, 0.823].
 """
 
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from llmprobe import train_synthetic
+from llmprobe import LLMProbeError, train_synthetic
 
 NAME = "set_complement_search"
 SCALES = {
@@ -57,4 +57,7 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    try:
+        typer.run(main)
+    except LLMProbeError as error:
+        raise SystemExit(f"{NAME}: {error}") from error

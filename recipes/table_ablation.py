@@ -6,7 +6,8 @@ Expected: standardization helps too, less than LayerNorm (arXiv 2504.02827, seco
     over several heads, the one on each head helps and the one over all does not (public notes).
 Measured: no norm helps, at desk scale (5,000 steps, cosine, 16 seeds, 1,024 sets a length).
     One head, in points: both are worse at every length from 256 on, most at 1,024 (baseline
-    61.5 %): standardize -4.9 [-5.5, -4.2], rmsnorm -5.1 [-5.7, -4.4]; at 32 by 0.1.
+    61.5 %): standardize -4.9 [-5.5, -4.2], rmsnorm -5.1 [-5.7, -4.4]; at 32 both by
+    0.1, and standardize at 64, -0.15 [-0.24, -0.05].
     Four heads: LayerNorm is worse at 512, -1.7 [-2.5, -0.8], and at 1,024 (baseline 64.0 %),
     -2.9 [-4.1, -1.6]; headnorm differs at no length after Holm's correction. Without it, LayerNorm
     is worse at 256 and better at 16,384, +1.5 [+0.1, +2.9], and headnorm worse at 512 and 1,024.
@@ -17,7 +18,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from llmprobe import train_synthetic
+from llmprobe import LLMProbeError, train_synthetic
 
 NAME = "table_ablation"
 SMALL = {"width": 32, "learning_rate": 5e-3}  # learns in seconds, decides nothing
@@ -57,4 +58,7 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    try:
+        typer.run(main)
+    except LLMProbeError as error:
+        raise SystemExit(f"{NAME}: {error}") from error

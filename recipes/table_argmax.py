@@ -21,7 +21,7 @@ from typing import Annotated, Literal
 import pandas as pd
 import typer
 
-from llmprobe import train_synthetic
+from llmprobe import LLMProbeError, train_synthetic
 
 NAME = "table_argmax"
 SMALL = {"width": 32, "learning_rate": 5e-3}  # learns in seconds, decides nothing
@@ -75,4 +75,7 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    try:
+        typer.run(main)
+    except LLMProbeError as error:
+        raise SystemExit(f"{NAME}: {error}") from error

@@ -2,7 +2,9 @@
 
 import ast
 import importlib.util
+import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -50,6 +52,42 @@ def test_a_recipe_has_its_figure_with_the_saved_result(recipe):
     for folder in {path.parent for path in figures.glob(f"{recipe.stem}*/**/result.json")}:
         assert load_result(folder).headline()
     assert list(figures.glob(f"{recipe.stem}*/**/result.json"))
+
+
+@pytest.mark.parametrize("name", ["proposition_1", "set_complement_theory"])
+def test_a_figure_of_several_results_is_drawn_again_without_training(name, tmp_path):
+    shutil.copytree(ROOT / "figures" / name, tmp_path / name)
+    command = [sys.executable, ROOT / "recipes" / f"{name}.py", "--redraw", "--output", tmp_path]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    made = {path.name for path in tmp_path.iterdir()}
+    assert made == {name, f"{name}.png", f"{name}.pdf"}
+    shutil.rmtree(tmp_path / name)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith(f"{name}: ")
+
+
+@pytest.mark.parametrize("name", ["figure_1_llm_variance", "head_decay_map"])
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ([], "HuggingFaceTB/SmolLM2-135M is not all in the cache"),
+        (["--model", "none.gguf"], "none.gguf does not exist"),
+        (["--model", "builtin", "--text", "none.txt"], "'none.txt' does not exist"),
+    ],
+)
+def test_what_a_recipe_cannot_load_ends_it_in_one_line(name, options, words, tmp_path):
+    command = [sys.executable, ROOT / "recipes" / f"{name}.py", *options]
+    offline = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=offline, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith(f"{name}: ")
+    assert words in done.stderr
 
 
 @pytest.mark.slow
