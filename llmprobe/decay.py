@@ -40,15 +40,20 @@ def typical_std(std: ArrayLike) -> Array:
     Its decay is the mean over features of each feature's own slope. A median would serve the eye
     as well, but a jackknife of a median has intervals that are several times too wide. Features
     that do not vary at some length, or have no finite values there, have no slope and are left
-    out; where none is left, it is zero or NaN.
+    out. Where none is left, it is zero or NaN at the lengths at which no feature varies: they are
+    the cause; or zero at all of them, where each feature fails at another one.
     """
     values = np.asarray(std, dtype=np.float64)
-    varies = (values > 0).all(axis=-2, keepdims=True)
-    logs = np.log(np.where(varies, values, 1.0))
-    n_varying = varies.sum(axis=-1)
-    hopeless = np.asarray(np.isnan(values).any(axis=(-2, -1)))[..., None]
-    nothing = np.where(hopeless, np.nan, 0.0)
-    return np.where(n_varying > 0, np.exp(logs.sum(axis=-1) / np.maximum(n_varying, 1)), nothing)
+    varies = values > 0
+    throughout = varies.all(axis=-2, keepdims=True)
+    some_left = np.asarray(throughout.any(axis=-1))
+    counted = np.where(some_left[..., None], throughout, varies)
+    n_counted = counted.sum(axis=-1)
+    logs = np.log(np.where(counted, values, 1.0))
+    typical = np.exp(logs.sum(axis=-1) / np.maximum(n_counted, 1))
+    known = some_left | (n_counted == 0).any(axis=-1, keepdims=True)
+    nothing = np.where(known & np.isnan(values).any(axis=-1), np.nan, 0.0)
+    return np.where(known & (n_counted > 0), typical, nothing)
 
 
 def fit_decay(
@@ -143,7 +148,7 @@ def _degenerate(lengths: Sequence[int], std: Array) -> NDArray[np.str_]:
         value = std[..., number]
         reason = np.where(value == 0, f"zero variance at length {length}", reason)
         reason = np.where(~np.isfinite(value), f"no finite variance at length {length}", reason)
-    return reason
+    return np.where((std == 0).all(axis=-1), "nothing varies at every length", reason)
 
 
 def _add(reason: NDArray[np.str_], where: NDArray[np.bool_], text: str) -> NDArray[np.str_]:

@@ -104,9 +104,14 @@ def _observe(ready: Prepared, positions: list[int]) -> Iterator[Mapping[int, _Se
     }
     modules = [ready.model.get_submodule(layer.path) for layer in ready.layers if layer.interface]
     values: dict[int, tuple[Tensor, Tensor]] = {}
+    # Once a forward and not in each layer: a copy to a GPU waits for what it has to do.
+    index: dict[torch.device, Tensor] = {}
 
     def listen(call: AttentionCall) -> None:
-        values[by_module[id(call.module)]] = _value_moments(call.value, positions)
+        device = call.value.device
+        if device not in index:
+            index[device] = torch.tensor(positions, device=device)
+        values[by_module[id(call.module)]] = _value_moments(call.value, index[device])
 
     seen: dict[int, _Seen] = {}
     with ExitStack() as stack:
@@ -120,9 +125,8 @@ def _observe(ready: Prepared, positions: list[int]) -> Iterator[Mapping[int, _Se
         seen[number] = _Seen(rows[number], heads[number], values.get(number))
 
 
-def _value_moments(value: Tensor, positions: list[int]) -> tuple[Tensor, Tensor]:
-    """Means of values (prompts, KV heads, tokens, size) over the first N tokens, each wanted N."""
-    index = torch.tensor(positions, device=value.device)
+def _value_moments(value: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    """Means of values (prompts, KV heads, tokens, size) up to each of the positions `index`."""
     x = value.double().movedim(2, 1)
     counts = (index + 1).view(1, -1, 1, 1)
     return x.cumsum(1)[:, index] / counts, x.square().cumsum(1)[:, index] / counts

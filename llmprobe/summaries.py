@@ -97,19 +97,20 @@ def _summarize_attention(evidence: Evidence) -> AttentionResult:
             summaries = [tally.moments[number, name].summary() for tally in tallies]
             row[name] = np.concatenate([summary.mean for summary in summaries]).T
             row[f"{name}_std"] = np.concatenate([summary.std for summary in summaries]).T
-        counts = [tally.moments[number, "mass"].summary() for tally in tallies]
-        row["n_prompts"] = np.concatenate([summary.count for summary in counts]).T
-        nonfinite = np.concatenate([summary.nonfinite for summary in counts]).T
-        notes += _left_out(layer, lengths, nonfinite.sum(axis=0), row["n_prompts"].sum(axis=0))
-        heads = [t.moments[number, "heads"].summary().variance.mean(axis=-1) for t in tallies]
-        row["measured_variance"] = np.concatenate(heads).T
+        counts = [tally.moments[number, "mass"].summary().count for tally in tallies]
+        row["n_prompts"] = np.concatenate(counts).T
+        notes += _left_out(layer, lengths, *_counted(tallies, number))
+        heads = [tally.moments[number, "heads"].summary() for tally in tallies]
+        mean, std, variance = (_by_series(heads, n, True) for n in ("mean", "std", "variance"))
+        notes += [f"layer {number}: {reason}" for reason in _rounded(evidence, mean, std)]
+        row["measured_variance"] = variance.mean(axis=-1)
         row["predicted_variance"] = np.concatenate([_predict(t, layer) for t in tallies]).T
         row["layer"] = np.full(layer.n_heads, number)
         row["head"] = np.arange(layer.n_heads)
         del row["mass_std"]
         for name, values in row.items():
             columns.setdefault(name, []).append(values)
-        parts = [torch.stack(tally.kept_of(number), dim=2) for tally in tallies]
+        parts = [tally.kept_of(number).movedim(0, 2) for tally in tallies]
         top += list(torch.cat(parts).movedim(1, 0).numpy())  # (lengths, prompts, rank) a head
     series = {name: np.concatenate(values) for name, values in columns.items()}
     if not series["n_prompts"].any():
@@ -146,6 +147,18 @@ def _far_reference(evidence: Evidence, reference: int) -> list[str]:
     ]
 
 
+def _counted(tallies: Sequence[Tally], number: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """What is not finite of a layer's weights, outputs and values, and what is, by length."""
+    totals = []
+    for tally in tallies:
+        seen = [tally.moments[number, n] for n in ("mass", "heads", "value", "value_square")]
+        parts = [moments.summary() for moments in seen if moments.shape is not None]
+        pairs = [np.stack([part.nonfinite, part.count]) for part in parts]
+        totals.append(sum(pair.reshape(*pair.shape[:2], -1).sum(axis=-1) for pair in pairs))
+    nonfinite, finite = np.concatenate(totals, axis=1)
+    return nonfinite, finite
+
+
 def _left_out(
     layer: AttentionLayer, lengths: tuple[int, ...], nonfinite: NDArray[Any], finite: NDArray[Any]
 ) -> list[str]:
@@ -174,8 +187,9 @@ def _columns(
         q25, q50, q75 = np.nanquantile(std, [0.25, 0.5, 0.75], axis=-1)
     global_mean, global_variance = across[..., 0], across[..., 1]
     reference = slice(at_reference, at_reference + 1)
-    distance = np.sqrt(np.nansum((mean - mean[:, reference]) ** 2, axis=-1))
-    scale = np.sqrt(np.nansum(std[:, reference] ** 2, axis=-1))
+    gap, unit = mean - mean[:, reference], std[:, reference]
+    known = np.isfinite(gap) & np.isfinite(unit)  # where none is, zero over zero is NaN
+    distance, scale = (np.sqrt(np.where(known, x**2, 0).sum(axis=-1)) for x in (gap, unit))
     with np.errstate(divide="ignore", invalid="ignore"):  # a constant reference has no unit
         return {
             "component_std": std[..., component],
@@ -223,8 +237,7 @@ def _feature_values(evidence: Evidence, heads: bool) -> NDArray[np.float32]:
     kept: list[NDArray[np.float32]] = []
     for layer in evidence.layers:
         parts = [
-            torch.stack(tally.kept_of(layer.layer), dim=-1).numpy()
-            for tally in evidence.tallies.values()
+            tally.kept_of(layer.layer).movedim(0, -1).numpy() for tally in evidence.tallies.values()
         ]
         joined = np.concatenate(parts)  # (lengths, *heads, features, prompts)
         kept += list(np.moveaxis(joined, 1, 0)) if heads else [joined]

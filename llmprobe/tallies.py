@@ -45,9 +45,10 @@ class Tally:
             if prompt < self.n_kept:
                 self.kept[layer][prompt] = values[row].to(torch.float32, copy=True)
 
-    def kept_of(self, layer: int) -> list[Tensor]:
-        """By the prompts' numbers."""
-        return [self.kept[layer][prompt].cpu() for prompt in sorted(self.kept[layer])]
+    def kept_of(self, layer: int) -> Tensor:
+        """(prompts, ...), in the order of their numbers."""
+        by_prompt = self.kept[layer]
+        return torch.stack([by_prompt[prompt] for prompt in sorted(by_prompt)]).cpu()
 
     def state(self) -> State:
         """Everything as plain arrays; names end in the layer, so that it is read from the right."""
@@ -57,7 +58,7 @@ class Tally:
         for layer, by_prompt in self.kept.items():
             if by_prompt:
                 state[f"kept/{layer}/prompts"] = np.array(sorted(by_prompt))
-                state[f"kept/{layer}/values"] = torch.stack(self.kept_of(layer)).numpy()
+                state[f"kept/{layer}/values"] = self.kept_of(layer).numpy()
         return state
 
     def merge(self, state: Mapping[str, Any], *, first: int = 0) -> None:

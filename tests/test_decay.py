@@ -132,3 +132,25 @@ def test_two_lengths_have_a_slope_and_no_r2():
 def test_input_that_cannot_be_fitted_is_refused(lengths, std, options):
     with pytest.raises(ValueError, match="fit_decay: "):
         fit_decay(lengths, std, **options)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(0, "zero variance at length 64"), (np.nan, "no finite variance at length 64")],
+)
+def test_a_missing_slope_names_the_length_that_is_the_cause(value, said):
+    std = np.ones((3, 7))
+    std[2] = value
+    std[:, 1] = 0  # a dead feature is none of it
+    got = fit_decay((16, 32, 64), typical_std(std))
+    assert np.isnan(got.slope)
+    assert got.reason == said
+
+
+@pytest.mark.parametrize("value", [0, np.nan])
+def test_where_each_feature_fails_at_another_length_none_of_them_is_blamed(value):
+    std = np.ones((3, 3))
+    np.fill_diagonal(std, value)
+    got = fit_decay((16, 32, 64), typical_std(std))
+    assert np.isnan(got.slope)
+    assert got.reason == "nothing varies at every length"

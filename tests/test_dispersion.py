@@ -3,10 +3,11 @@
 import brute
 import numpy as np
 import pytest
+import torch
 from families import batch, reference, tiny
 from test_probing import no_positions
 
-from llmprobe import probe_attention
+from llmprobe import OutOfMemoryError, dispersion, probe_attention
 from llmprobe.prompts import make_prompts
 
 
@@ -64,3 +65,34 @@ def test_the_table_and_the_figures_of_an_attention_result(tmp_path):
     for kind in result.plots:
         result.save_figure(tmp_path / f"{kind}.png", kind)
         assert (tmp_path / f"{kind}.png").stat().st_size > 5000
+
+
+def test_batches_are_halved_where_whole_matrices_of_all_prompts_do_not_fit(monkeypatch):
+    whole = probe_attention(tiny("bloom"), (4, 16), samples=16)
+    room = 3 * (3 * 4 * 4 * 16**2)  # for three prompts of four heads
+    monkeypatch.setattr("llmprobe.patterns.free_memory", lambda device: room)
+    halved = probe_attention(tiny("bloom"), (4, 16), samples=16)
+    for name in ("n_prompts", "entropy", "measured_variance"):
+        np.testing.assert_allclose(getattr(halved, name), getattr(whole, name), rtol=1e-4)
+
+
+def test_a_matrix_that_does_not_fit_is_said_with_what_it_needs(monkeypatch, tmp_path):
+    monkeypatch.setattr("llmprobe.patterns.free_memory", lambda device: 2**13)
+    said = r"0.01 MiB for a prompt of 16 tokens, 0.01 MiB are free; use shorter prompts; .* keeps"
+    with pytest.raises(OutOfMemoryError, match=said):
+        probe_attention(tiny("bloom"), (4, 16), samples=4, output=tmp_path / "run")
+
+
+def test_positions_go_to_the_device_once_a_forward(monkeypatch):
+    """On a GPU that waits for the device, which must not happen in each layer."""
+    compute, given = dispersion._value_moments, []
+
+    def see(value, index):
+        given.append(index)
+        return compute(value, index)
+
+    monkeypatch.setattr(dispersion, "_value_moments", see)
+    probe_attention(tiny("llama"), (4, 8), samples=4, layers=None)
+    assert len(given) == 2
+    assert torch.is_tensor(given[0])
+    assert given[0] is given[1]

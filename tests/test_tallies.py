@@ -71,3 +71,10 @@ def test_single_values_are_kept_of_the_first_prompts_alone():
     assert [x.shape for x in tally.kept_of(0)] == [(3, 5)] * 2
     assert torch.equal(tally.kept_of(0)[0], OUTPUTS[1, :, :5])
     assert len(attention_of(list(range(N))).kept_of(1)) == N_EXAMPLES
+
+
+def test_kept_values_leave_their_device_together(monkeypatch):
+    tally, move, moved = variance_of(list(range(N))), torch.Tensor.cpu, []
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda x: moved.append(x.shape) or move(x))
+    tally.kept_of(0)
+    assert moved == [(N, 3, 5)]
