@@ -22,7 +22,7 @@ class UnsupportedModelError(LLMProbeError):
 
 
 class OutOfMemoryError(LLMProbeError):
-    """A sweep does not fit the memory, whatever the batch and the chunk."""
+    """A sweep does not fit the memory, whatever the batch and the chunk; or a capture does not."""
 
 
 class CaptureError(LLMProbeError):

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from llmprobe.discovery import AttentionLayer, LayerChoice, eager_weights
-from llmprobe.errors import CaptureError
+from llmprobe.errors import CaptureError, OutOfMemoryError
 from llmprobe.hooks import Positions, Session, tokens_of
 from llmprobe.rows import AttentionCall, listening
 from llmprobe.runtime import free_memory
@@ -99,6 +99,14 @@ def capture_rows(
     )
 
 
+class _MatrixDoesNotFit(CaptureError, OutOfMemoryError):
+    """A capture that failed, for a reason that has a name of its own."""
+
+
+class _MatricesDoNotFit(_MatrixDoesNotFit, MemoryError):
+    """The same of several prompts: as a `MemoryError` it has a sweep try again with fewer."""
+
+
 class RowCapture(Session[Rows]):
     """What `capture_rows` gives: a mapping from layer number to `Rows`, filled by forwards."""
 
@@ -147,10 +155,13 @@ class RowCapture(Session[Rows]):
         need = 3 * 4 * batch * n_heads * length**2  # scores, weights, and one in passing
         free = free_memory(tokens.device)
         if need > free:
-            raise CaptureError(
+            alone = batch == 1
+            what = "a prompt" if alone else f"{batch} prompts"
+            remedy = "shorter prompts" if alone else "fewer prompts at a time, or shorter ones"
+            raise (_MatrixDoesNotFit if alone else _MatricesDoNotFit)(
                 f"attention rows of {type(self.model).__name__} need whole matrices: "
-                f"{need / 2**30:.1f} GiB for {batch} prompts of {length} tokens, "
-                f"{free / 2**30:.1f} GiB are free; use fewer prompts or shorter ones"
+                f"{need / 2**20:,.2f} MiB for {what} of {length} tokens, "
+                f"{free / 2**20:,.2f} MiB are free; use {remedy}"
             )
 
     def _weights_hook(self, layer: AttentionLayer) -> Callable[[nn.Module, Any, Any], None]:

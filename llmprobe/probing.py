@@ -6,7 +6,10 @@
 What is computed from the captured outputs is in `tallies` and `summaries`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from llmprobe.capture import capture_attention
-from llmprobe.discovery import LayerChoice, input_device
+from llmprobe.discovery import LayerChoice, attention_layers
+from llmprobe.errors import OutOfMemoryError
 from llmprobe.kinds import VarianceResult
 from llmprobe.models import LoadedModel
 from llmprobe.preparing import DEFAULT_LENGTHS, Prepared, prepare
 from llmprobe.prompts import DictionaryPrompts
-from llmprobe.runtime import is_out_of_memory
 from llmprobe.storage import as_path
-from llmprobe.sweeps import Consume, SweepPlan, Unit, chunks_agree
+from llmprobe.sweeps import Consume, Sweep, SweepPlan, Unit, chunks_agree
 from llmprobe.tallies import Tally, VarianceTally
 from llmprobe.units import run_units
 
@@ -73,6 +76,10 @@ def probe_variance(
     def observe(positions: list[int]) -> Any:
         return capture_attention(ready.model, numbers, positions, at=at, stop=True)
 
+    @cache
+    def whole_in_chunks() -> bool:  # beside the chosen layers, what follows them
+        return chunks_agree(ready.model, ready.prompts, attention_layers(ready.model))
+
     def consume(tally: VarianceTally) -> Consume:
         def take(
             indices: list[int], lengths: tuple[int, ...], parts: list[Mapping[int, Tensor]]
@@ -91,7 +98,7 @@ def probe_variance(
         observe=observe,
         consume=consume,
         may_chunk=lambda: chunks_agree(ready.model, ready.prompts, ready.layers),
-        examine=lambda tally, unit: _examine(ready, tally, unit),
+        examine=lambda tally, unit: _examine(ready, tally, unit, whole_in_chunks),
         on_plan=on_plan,
         advance=advance,
     )
@@ -99,27 +106,51 @@ def probe_variance(
     return result
 
 
-def _examine(ready: Prepared, tally: Tally, unit: Unit) -> None:
-    """For dictionary prompts: how often the model's next token begins the right value."""
+def _examine(ready: Prepared, tally: Tally, unit: Unit, may_chunk: Callable[[], bool]) -> None:
+    """For dictionary prompts: how often the model's next token begins the right value.
+
+    A sweep of its own, as that takes the whole model, and with it more memory.
+    """
     prompts, length = ready.prompts, unit.lengths[-1]
     if not isinstance(prompts, DictionaryPrompts):
         return
-    for batch in unit.batches:
-        right = _next_tokens(ready, list(batch), length) == prompts.answers(batch, length)
-        tally.n_asked += len(batch)
+
+    def take(
+        indices: list[int], lengths: tuple[int, ...], parts: list[Mapping[int, Tensor]]
+    ) -> None:
+        right = parts[-1][-1] == prompts.answers(indices, length)
+        tally.n_asked += len(indices)
         tally.n_right += int(right.sum())
 
-
-def _next_tokens(ready: Prepared, indices: list[int], length: int) -> Tensor:
-    """The model's most likely next token; in halves where the batch does not fit the memory."""
-    tokens = ready.prompts.batch(indices, length).to(input_device(ready.model))
+    plan = ready.plan
+    if plan.chunk is not None and not may_chunk():
+        plan = replace(plan, chunk=None)
+    sweep = Sweep(ready.model, prompts, plan, lambda _: _next_tokens(ready.model), may_chunk)
     try:
-        with torch.inference_mode():
-            logits = ready.model(tokens, use_cache=False, logits_to_keep=1).logits[:, -1]
-        return torch.as_tensor(logits.argmax(-1).cpu())
-    except Exception as error:
-        if not is_out_of_memory(error) or len(indices) == 1:
-            raise
-    half = len(indices) // 2
-    parts = [_next_tokens(ready, some, length) for some in (indices[:half], indices[half:])]
-    return torch.cat(parts)
+        sweep.run(replace(unit, lengths=(length,)), take)
+    except OutOfMemoryError as error:
+        raise OutOfMemoryError(
+            f"{error}; answers to dictionary prompts take all layers, other --prompts do not"
+        ) from error
+
+
+@contextmanager
+def _next_tokens(model: nn.Module) -> Iterator[Mapping[int, Tensor]]:
+    """The most likely tokens behind the last position, -1, of what is run in the block."""
+    found: dict[int, Tensor] = {}
+
+    def ask(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        return args, kwargs | {"logits_to_keep": 1}
+
+    def keep(module: nn.Module, args: Any, output: Any) -> None:
+        found[-1] = output.logits[:, -1].argmax(-1).cpu()
+
+    handles = [
+        model.register_forward_pre_hook(ask, with_kwargs=True),
+        model.register_forward_hook(keep),
+    ]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()

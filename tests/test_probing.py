@@ -8,7 +8,7 @@ from conftest import ROOT
 from families import tiny
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from llmprobe import fit_decay, load_model, probe_variance
+from llmprobe import OutOfMemoryError, fit_decay, load_model, probe_variance
 from llmprobe.prompts import make_prompts
 from llmprobe.texts import read_text
 
@@ -163,6 +163,54 @@ def test_dictionaries_come_with_the_share_of_right_answers():
     result = probe_variance(loaded, "32,64", prompts="dictionary", samples=4)
     assert len(result.accuracy) == 2
     assert all(0 <= share <= 1 for share in result.accuracy)
+
+
+def asked_for_answers(hook, lengths="32,64", **options):
+    """A probe of dictionaries, with a hook behind which only the whole model comes."""
+    loaded = load_model("builtin")
+    handle = loaded.model.get_output_embeddings().register_forward_pre_hook(hook)
+    try:
+        return probe_variance(loaded, lengths, prompts="dictionary", samples=4, **options)
+    finally:
+        handle.remove()
+
+
+def test_answers_in_chunks_are_those_of_whole_prompts():
+    expected = probe_variance("builtin", "32,64", prompts="dictionary", samples=4)
+    n_logits = []
+    got = asked_for_answers(lambda module, args: n_logits.append(args[0].shape[1]), chunk=16)
+    assert n_logits.count(1) == 32 // 16 + 64 // 16  # of a chunk's last token alone
+    assert max(n_logits) < 16
+    assert got.accuracy == expected.accuracy
+
+
+@pytest.mark.parametrize("most", [200, 100])
+def test_answers_go_in_halves_and_then_in_chunks_where_memory_runs_out(most):
+    expected = probe_variance("builtin", "64,128", prompts="dictionary", samples=4)
+    loaded, seen = load_model("builtin"), []
+
+    def check(module, args, kwargs):
+        tokens = args[0] if args else kwargs["input_ids"]
+        seen.append(tokens.numel())
+        if tokens.numel() > most:
+            raise torch.OutOfMemoryError("on purpose")
+
+    handle = loaded.model.register_forward_pre_hook(check, with_kwargs=True)
+    got = probe_variance(loaded, "64,128", prompts="dictionary", samples=4)
+    handle.remove()
+    assert max(seen) > most
+    assert got.accuracy == expected.accuracy
+
+
+def test_answers_that_fit_in_no_way_are_said_with_the_length_and_the_levers(tmp_path):
+    def run_out(module, args):
+        if args[0].shape[1] == 1:  # not where the model is looked at before
+            raise torch.OutOfMemoryError("on purpose")
+
+    with pytest.raises(
+        OutOfMemoryError, match=r"32 tokens.* MiB are free.*--lengths.*other --prompts.*keeps what"
+    ):
+        asked_for_answers(run_out, output=tmp_path / "run")
 
 
 @pytest.mark.parametrize(
