@@ -67,11 +67,16 @@ def gather_tensors(own: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
+_FOLLOWING = ("prompts_hash", "one_pass")
+"""What differs where something else does, which is then enough to tell."""
+
+
 def check_same(where: Path, there: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     """Refuse to mix configurations; the error says what differs."""
     have, want = _flat(there), _flat(json.loads(json.dumps(wanted)))
     other = [name for name in sorted({*have, *want}) if have.get(name) != want.get(name)]
     if other:
+        other = [name for name in other if name not in _FOLLOWING] or other
         words = ", ".join(f"{n} {have.get(n)!r} (asked: {want.get(n)!r})" for n in other)
         raise CheckpointError(
             f"{where} holds another run: {words}; use another --output or --overwrite"

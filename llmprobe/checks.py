@@ -19,7 +19,7 @@ from llmprobe.capture import capture_attention
 from llmprobe.discovery import AttentionLayer, attention_layers, eager_weights, input_device
 from llmprobe.errors import UnsupportedModelError
 from llmprobe.patterns import capture_rows
-from llmprobe.runtime import torch_generator
+from llmprobe.runtime import evaluating, torch_generator
 
 _TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4}
 _LONGEST = 2**16
@@ -56,12 +56,8 @@ def check_capture(
     """Check captures of a causal language model on random prompts of `length` tokens."""
     if not isinstance(length, int) or not 8 <= length <= _LONGEST:
         raise ValueError(f"length: got {length!r}, accepted: 8 or more, to {_LONGEST:,}")
-    training = model.training
-    try:
-        with torch.inference_mode():
-            return CheckReport(tuple(_checks(model.eval(), tokenizer, length, seed)))
-    finally:
-        model.train(training)
+    with evaluating(model), torch.inference_mode():
+        return CheckReport(tuple(_checks(model, tokenizer, length, seed)))
 
 
 def _takes_mask(model: nn.Module) -> bool:

@@ -21,7 +21,7 @@ from llmprobe.checkpoints import read_checkpoint, write_checkpoint
 from llmprobe.discovery import AttentionLayer
 from llmprobe.errors import CheckpointError
 from llmprobe.results import Provenance
-from llmprobe.stats import State
+from llmprobe.stats import Groups, State
 from llmprobe.tallies import AttentionTally, Tally, VarianceTally
 from llmprobe.workspace import EVIDENCE
 
@@ -49,7 +49,7 @@ class Evidence:
     kind: str
     provenance: Provenance
     run: Mapping[str, Any]
-    """What else decides the numbers: the weights' digest and how prompts were cut into forwards."""
+    """What else decides the numbers: model, text, and how prompts were cut into forwards."""
     parts: tuple[Part, ...]
     layers: tuple[AttentionLayer, ...]
     context_length: int | None
@@ -99,6 +99,8 @@ class Evidence:
             )
         tensors, facts = read_checkpoint(path)
         try:
+            provenance = Provenance(**facts["provenance"])
+            whole = provenance.arguments.get("at") == "output"
             layers = tuple(AttentionLayer(**layer) for layer in facts["layers"])
             tallies: dict[int, Tally] = {}
             for length in facts["lengths"]:
@@ -110,9 +112,10 @@ class Evidence:
                     if name.startswith(prefix)
                 }
                 tallies[int(length)].merge(_filled(of_length))
+                _check_sizes(layers, tallies[int(length)], whole=whole)
             return cls(
                 kind=facts["kind"],
-                provenance=Provenance(**facts["provenance"]),
+                provenance=provenance,
                 run=dict(facts["run"]),
                 parts=tuple(Part(*part) for part in facts["parts"]),
                 layers=layers,
@@ -124,6 +127,28 @@ class Evidence:
             raise CheckpointError(
                 f"{path} is no evidence of llmprobe ({error!r}); make the result again"
             ) from None
+
+
+def _check_sizes(layers: Sequence[AttentionLayer], tally: Tally, *, whole: bool) -> None:
+    """Refuse sizes that the arrays do not have: a summary makes as many series as a layer says.
+
+    `whole`: outputs are of the layers and not of their heads.
+    """
+    by_number = {layer.layer: layer for layer in layers}
+    if len(by_number) < len(layers):
+        raise ValueError("a layer is there twice")
+    for (number, name), part in (tally.moments | tally.groups).items():
+        layer = by_number[number]
+        series = (1,) if whole else (1, layer.n_heads)
+        output = (*series, layer.hidden_size if whole else layer.head_size)
+        values = (1, layer.n_kv_heads, layer.head_size)
+        known = {"outputs": output, "heads": output, "vectors": (*series, 2)}
+        known |= {"value": values, "value_square": values}
+        wanted = known.get(name, series)
+        shapes = {x.shape for x in (part.parts.values() if isinstance(part, Groups) else [part])}
+        not_shown = wanted is values and shapes == {None}
+        if not not_shown and (shapes != {wanted} or any(type(n) is not int for n in wanted)):
+            raise ValueError(f"{name} of layer {number} are {shapes}, not {wanted}")
 
 
 def _shortened(name: str, value: NDArray[Any]) -> NDArray[Any]:

@@ -10,6 +10,7 @@ asked for. Whatever fails becomes a `ModelLoadError`: one line, what came and wh
 
 import dataclasses
 import hashlib
+import json
 import logging
 import os
 import warnings
@@ -43,7 +44,9 @@ from llmprobe.storage import as_path
 
 _NO_CONVERSION = "DISABLE_SAFETENSORS_CONVERSION"
 """Else loading a pickle from the hub asks a bot, in a thread, to convert the repository."""
-_LOOKED_AT = 16
+_BLOCK = 2**22
+_NOT_OF_A_MODEL = ("architectures", "dtype", "torch_dtype", "transformers_version")
+"""What a config says beside how its model computes; the number type is recorded by itself."""
 _SPARE_ROWS = 8
 """A table of positions may have a few rows more than positions: OPT and BART keep two."""
 
@@ -117,16 +120,29 @@ class LoadedModel:
         return {name: getattr(self, name) for name in names}
 
 
-def digest_weights(model: nn.Module) -> str:
-    """SHA-256 over sixteen numbers of every tensor: other weights of the same shape show in it."""
-    sha = hashlib.sha256()
+def digest_model(model: nn.Module) -> str:
+    """Of the weights and of what the config says of them: another model has another digest."""
+    config: Any = getattr(model, "config", None)
+    facts = config.to_dict() if hasattr(config, "to_dict") else {}
+    own = {k: v for k, v in facts.items() if k not in _NOT_OF_A_MODEL and not k.startswith("_")}
+    told = json.dumps(own, sort_keys=True, default=lambda x: type(x).__name__)
+    sha = hashlib.sha256(told.encode())
     for name, weight in model.named_parameters():
-        sha.update(repr((name, tuple(weight.shape))).encode())
-        if weight.device.type != "meta":  # else it is on a disk, to be brought when it is needed
-            flat = weight.detach().reshape(-1)
-            some = flat[:: max(1, flat.numel() // _LOOKED_AT)][:_LOOKED_AT]
-            sha.update(some.cpu().double().numpy().astype("<f8").tobytes())
+        sha.update(repr((name, tuple(weight.shape), _checksum(weight))).encode())
     return sha.hexdigest()
+
+
+def _checksum(weight: torch.Tensor) -> int:
+    """A sum of all bits, each word times its place: exact, and made where the weight is."""
+    if weight.device.type == "meta":  # it is on a disk, to be brought when it is needed
+        return 0
+    total = 0
+    for part in weight.detach().reshape(-1).split(_BLOCK):
+        bits = part.contiguous().view(torch.uint8)
+        words = nn.functional.pad(bits, (0, -bits.numel() % 8)).view(torch.int64)
+        places = torch.arange(1, 2 * words.numel(), 2, device=words.device)
+        total = (31 * total + int((words * places).sum())) % 2**64
+    return total
 
 
 def load_model(

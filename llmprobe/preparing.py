@@ -4,6 +4,7 @@ Everything that can be wrong with the arguments is found here, before anything r
 that will weaken the numbers is noted in words.
 """
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -15,10 +16,10 @@ from llmprobe.capture import AT
 from llmprobe.discovery import AttentionLayer, LayerChoice, attention_layers, choose_layers
 from llmprobe.evidence import Part
 from llmprobe.lengths import parse_lengths
-from llmprobe.models import LoadedModel, digest_weights, load_model
+from llmprobe.models import LoadedModel, digest_model, load_model
 from llmprobe.prompts import Prompts, check_kind, make_prompts
 from llmprobe.results import Provenance
-from llmprobe.runtime import check_seed
+from llmprobe.runtime import check_seed, evaluating
 from llmprobe.sweeps import SweepPlan, chunks_agree, plan_sweep, prefixes_agree
 from llmprobe.texts import check_name, read_dataset, read_text
 
@@ -95,6 +96,8 @@ class Prepared:
     plan: SweepPlan
     warnings: tuple[str, ...]
     provenance: Provenance
+    text_hash: str | None
+    """Of the text that prompts are made of; its file's name alone would not tell."""
 
     @property
     def model(self) -> nn.Module:
@@ -105,7 +108,7 @@ class Prepared:
     def run(self) -> dict[str, Any]:
         """What decides the numbers beside the provenance."""
         plan = {name: getattr(self.plan, name) for name in ("one_pass", "batch_tokens", "chunk")}
-        return plan | {"weights": digest_weights(self.model)}
+        return plan | {"model_hash": digest_model(self.model), "text_hash": self.text_hash}
 
     def part(self, n_prompts: int) -> Part:
         """The first prompts."""
@@ -122,12 +125,20 @@ def prepare(
     asked = Request.of(arguments)
     wanted = asked.check()
     loaded = _loaded(model, tokenizer)
+    with evaluating(loaded.model):
+        return _prepare(loaded, asked, wanted, arguments)
+
+
+def _prepare(
+    loaded: LoadedModel, asked: Request, wanted: tuple[int, ...], arguments: Mapping[str, Any]
+) -> Prepared:
     if loaded.learned_positions is not None and max(wanted) > loaded.learned_positions:
         raise ValueError(
             f"lengths: {max(wanted)} is beyond the {loaded.learned_positions} positions that "
             f"{loaded.name} has learned; use --lengths up to {loaded.learned_positions}"
         )
     chosen = choose_layers(attention_layers(loaded.model), asked.layers)
+    text = _read(asked)
     prompt_set = make_prompts(
         asked.prompts,
         n_prompts=asked.samples,
@@ -137,7 +148,7 @@ def prepare(
         # Rows of the embedding beyond the tokenizer are padding that no training has touched.
         vocab_size=min(loaded.vocab_size, len(loaded.tokenizer or range(loaded.vocab_size))),
         bos_token_id=_bos(asked.bos, loaded),
-        text=_read(asked),
+        text=text,
         query=asked.query,
     )
     first = prompt_set.batch([0], max(wanted))
@@ -181,6 +192,7 @@ def prepare(
             | {"lengths": wanted, "layers": [layer.layer for layer in chosen]}
             | {"text": _name(asked.text), "dataset": _name(asked.dataset)},
         ),
+        text_hash=None if text is None else hashlib.sha256(text.encode()).hexdigest(),
     )
 
 

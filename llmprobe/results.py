@@ -27,6 +27,7 @@ import numpy as np
 import llmprobe
 from llmprobe.errors import LLMProbeError, ResultFormatError
 from llmprobe.storage import (
+    MAX_JSON_BYTES,
     as_path,
     read_arrays,
     sync,
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 SCHEMA = 1
 Also = Callable[[Path], object]
 """Writes more files into a result's folder."""
-_MAX_JSON_BYTES = 16 * 2**20
 
 
 def _nothing_else(folder: Path) -> None:
@@ -162,10 +162,19 @@ class Result(ABC):
         return target
 
     def save_into(
-        self, folder: Path, *, figures: Sequence[str] = (), also: Also = _nothing_else
+        self,
+        folder: Path,
+        *,
+        figures: Sequence[str] = (),
+        also: Also = _nothing_else,
+        before: Callable[[], object] = lambda: None,
     ) -> None:
-        """Write the result's files into a folder that holds other things as well."""
-        write_into(folder, partial(self._write_all, figures, also), last="result.json")
+        """Write the result's files into a folder that holds other things as well.
+
+        `before` is called when only their names are still to be changed.
+        """
+        write = partial(self._write_all, figures, also)
+        write_into(folder, write, last="result.json", before=before)
 
     def save_figure(
         self, path: Path, kind: str | None = None, *, width: float | None = None
@@ -247,10 +256,12 @@ def _read_document(folder: Path) -> dict[str, Any]:
         raise ResultFormatError(f"{folder} does not exist; check the path")
     if not folder.is_dir():
         raise ResultFormatError(f"{folder} is a file; give the folder of a result")
+    if not path.is_file() and (folder / "configuration.json").is_file():
+        raise ResultFormatError(f"{folder} is not at its end; run its command again, then use it")
     if not path.is_file():
         raise ResultFormatError(f"{folder} is no result: it has no result.json; give another one")
-    if path.stat().st_size > _MAX_JSON_BYTES:
-        raise ResultFormatError(f"{path} is larger than any result's ({_MAX_JSON_BYTES} bytes)")
+    if path.stat().st_size > MAX_JSON_BYTES:
+        raise ResultFormatError(f"{path} is larger than any result's ({MAX_JSON_BYTES} bytes)")
     document = json.loads(path.read_text(encoding="utf-8"), parse_int=_whole_number)
     if not isinstance(document, dict) or document.get("format") != "llmprobe":
         raise ResultFormatError(f"{path} was not written by llmprobe; give another folder")
@@ -311,9 +322,19 @@ def _without_path(text: str, *, force: bool) -> str:
 
 
 def records(frame: "pd.DataFrame") -> list[dict[str, Any]]:
-    """A frame's rows as JSON can hold them."""
-    rows: list[dict[str, Any]] = json.loads(frame.to_json(orient="records", double_precision=15))
-    return rows
+    """A frame's rows as JSON can hold them, to the last digit; NaN and infinity are None."""
+    import pandas as pd
+
+    def plain(value: Any) -> Any:
+        value = value.item() if isinstance(value, np.generic) else value
+        missing = pd.isna(value) or value in (math.inf, -math.inf)
+        return None if missing else value
+
+    # Not by `to_json`: it rounds to 15 decimal places, which is nothing of a small number.
+    return [
+        {str(name): plain(value) for name, value in row.items()}
+        for row in frame.to_dict(orient="records")
+    ]
 
 
 def check_shape(name: str, array: Any, shape: tuple[int, ...]) -> None:

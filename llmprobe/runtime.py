@@ -211,7 +211,9 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory ran out, on whatever device."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError) and "allocate memory" in str(error)
+    # The CPU's allocator; CUDA's and MPS's own; what cuBLAS and its like need to begin with.
+    known = ("allocate memory", "out of memory", "STATUS_ALLOC_FAILED")
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in known)
 
 
 @dataclass(frozen=True)
@@ -287,6 +289,24 @@ def main_first() -> Iterator[None]:
     else:
         with _state().main_process_first():
             yield
+
+
+def wait_for_all() -> None:
+    """Until every process has come here."""
+    if process().n_processes > 1:
+        _state().wait_for_everyone()
+
+
+@contextmanager
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """Without dropout; afterwards the model is in the mode that it was in."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
 
 
 @contextmanager

@@ -7,6 +7,7 @@ announced. A stranger's file can neither run code nor ask for more memory than i
 """
 
 import errno
+import json
 import os
 import re
 import shutil
@@ -23,6 +24,8 @@ from llmprobe.errors import ResultExistsError, ResultFormatError
 
 _NO_PATH = (errno.ENAMETOOLONG, errno.EACCES, errno.ELOOP)
 """Why nothing can be at a path, whatever one would put there."""
+MAX_JSON_BYTES = 16 * 2**20
+"""Of a result's document; more is none of ours."""
 
 
 def as_path(name: str, given: str | os.PathLike[str]) -> Path:
@@ -41,6 +44,18 @@ def as_path(name: str, given: str | os.PathLike[str]) -> Path:
     return path
 
 
+def is_result(folder: Path) -> bool:
+    """Whether llmprobe wrote a result there; another's file of the same name makes none."""
+    path = folder / "result.json"
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            return False
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(document, dict) and document.get("format") == "llmprobe"
+
+
 def write_folder(target: Path, write: Callable[[Path], None], *, overwrite: bool = False) -> None:
     """Have `write` fill a folder, then put it at `target` in one step."""
     _sweep(target)
@@ -51,7 +66,7 @@ def write_folder(target: Path, write: Callable[[Path], None], *, overwrite: bool
             raise ResultExistsError(
                 f"{target} is already there; choose another folder, or overwrite it (--overwrite)"
             )
-        if not (target / "result.json").is_file():
+        if not is_result(target):
             raise ResultExistsError(f"{target} is there and is no result; choose another folder")
     beside, replaced = _beside(target, "partial"), _beside(target, "replaced")
     try:
@@ -74,13 +89,23 @@ def write_folder(target: Path, write: Callable[[Path], None], *, overwrite: bool
     sync(target.parent)
 
 
-def write_into(target: Path, write: Callable[[Path], None], *, last: str) -> None:
-    """Have `write` add files to a folder that is there; once `last` is seen, all of them are."""
+def write_into(
+    target: Path,
+    write: Callable[[Path], None],
+    *,
+    last: str,
+    before: Callable[[], object] = lambda: None,
+) -> None:
+    """Have `write` add files to a folder that is there; once `last` is seen, all of them are.
+
+    `before` is called once they are written and can only be put in their places.
+    """
     beside = target / f".{os.getpid()}.partial"
     shutil.rmtree(beside, ignore_errors=True)
     try:
         beside.mkdir()
         write(beside)
+        before()
         for path in sorted(beside.iterdir(), key=lambda path: path.name == last):
             path.replace(target / path.name)
         sync(target)

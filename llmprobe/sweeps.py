@@ -28,6 +28,8 @@ from llmprobe.runtime import free_memory, is_out_of_memory
 from llmprobe.tallies import N_GROUPS
 
 _SMALLEST_CHUNK = 64
+_LEAST_TOKENS = 4096
+"""In a forward, before batches are made smaller so that there are units for several processes."""
 _EFFICIENCY = 0.4
 """Share of the matmul rate that a forward reaches, for the estimate of time."""
 
@@ -89,12 +91,12 @@ class SweepPlan:
         return [self.lengths] if self.one_pass else [(length,) for length in self.lengths]
 
     def units(self) -> list[Unit]:
-        """All of the work, the same whoever does it: at most as many units a pass as groups."""
+        """All of the work, the same whoever does it: up to as many units a pass as groups."""
         # By groups, so that a batch touches few of them.
         order = sorted(range(self.first, self.n_prompts), key=lambda i: (i % N_GROUPS, i))
         units = []
         for lengths in self.passes():
-            size = max(self.batch_tokens // lengths[-1], 1)
+            size = _batch_size(self.batch_tokens, lengths[-1], len(order))
             batches = [tuple(order[at : at + size]) for at in range(0, len(order), size)]
             n_units = min(N_GROUPS, len(batches))
             for n in range(n_units):
@@ -125,10 +127,6 @@ def plan_sweep(
     chunk: int | None,
 ) -> SweepPlan:
     """Predict tokens, arithmetic, time and memory before anything runs."""
-    if batch_tokens < 1:
-        raise ValueError(f"batch-tokens: got {batch_tokens}, accepted: 1 or more")
-    if chunk is not None and chunk < 1:
-        raise ValueError(f"chunk: got {chunk}, accepted: 1 or more")
     runs = [max(lengths)] if one_pass else list(lengths)
     weights, widest = _weights_before(model, layers[-1])
     deepest = layers[-1]
@@ -139,7 +137,7 @@ def plan_sweep(
         square = 2 * run**2 * deepest.n_heads * deepest.head_size * n_whole
         flops += n_prompts * (2 * weights * run + square)
     in_flight = max(
-        min(max(batch_tokens // run, 1), n_prompts) * min(run, chunk or run) for run in runs
+        _batch_size(batch_tokens, run, n_prompts) * min(run, chunk or run) for run in runs
     )
     embedding = next(model.parameters())
     token_bytes = embedding.element_size() * (8 * deepest.hidden_size + 3 * widest)
@@ -156,6 +154,12 @@ def plan_sweep(
         token_bytes=token_bytes,
         memory=in_flight * token_bytes,
     )
+
+
+def _batch_size(batch_tokens: int, length: int, n_prompts: int) -> int:
+    """Prompts in a forward: few enough that each group has one of its own, if they are long."""
+    share = max(math.ceil(n_prompts / N_GROUPS), _LEAST_TOKENS // length)
+    return max(1, min(batch_tokens // length, share, n_prompts))
 
 
 def prefixes_agree(

@@ -18,13 +18,20 @@ from llmprobe.errors import CheckpointError, OutOfMemoryError
 from llmprobe.evidence import TALLIES, Evidence, configuration_of
 from llmprobe.kinds import SeriesResult
 from llmprobe.preparing import Prepared
-from llmprobe.runtime import main_first, memory_kept, process
+from llmprobe.runtime import evaluating, main_first, memory_kept, process, wait_for_all
 from llmprobe.stats import State
 from llmprobe.storage import as_path
 from llmprobe.summaries import summarize
 from llmprobe.sweeps import Consume, Observe, Sweep, SweepPlan, Unit, forget_lengths
 from llmprobe.tallies import Tally, at_length
-from llmprobe.workspace import EVIDENCE, Workspace, is_finished, open_probe, probe_under_way
+from llmprobe.workspace import (
+    EVIDENCE,
+    Workspace,
+    is_finished,
+    open_probe,
+    probe_under_way,
+    tidy_probe,
+)
 
 Advance = Callable[[int], object]
 
@@ -47,8 +54,9 @@ def run_units(
     `consume` takes in what was captured, for the tally that it is given; `examine` is called once
     a unit is through, to ask something else of the model.
     """
-    plan, run, before, space = ready.plan, ready.run, None, None
+    plan, run, before, space = ready.plan, {}, None, None
     if output is not None:
+        run = ready.run
         output = as_path("output", output)
         wanted = configuration_of(kind, ready.provenance, run)
         with main_first():  # the others then find what the main process has begun
@@ -56,10 +64,9 @@ def run_units(
             plan = plan.after(0 if before is None else before.n_prompts)
             if plan.n_tokens or not is_finished(output):
                 space = open_probe(output, wanted, after=plan.first, overwrite=overwrite)
+            else:
+                tidy_probe(output)
     on_plan(plan)
-    if not plan.one_pass:
-        forget_lengths(ready.model, ready.prompts)
-
     sweep = Sweep(ready.model, ready.prompts, plan, observe, may_chunk)
 
     def see(unit: Unit) -> State:
@@ -70,9 +77,11 @@ def run_units(
         return own.state()
 
     units, here = plan.units(), process()
-    done = {
-        unit.name: _kept(unit, space, see, advance) for unit in units[here.rank :: here.n_processes]
-    }
+    with evaluating(ready.model):
+        if not plan.one_pass:
+            forget_lengths(ready.model, ready.prompts)
+        own = units[here.rank :: here.n_processes]
+        done = {unit.name: _kept(unit, space, see, advance) for unit in own}
     states = _gathered(done)
     tallies: dict[int, Tally] = {}
     for lengths in plan.passes():
@@ -100,6 +109,7 @@ def run_units(
     result = summarize(evidence)
     if space is not None and here.is_main:
         space.finish(result, also=evidence.write)
+    wait_for_all()  # so that the result is there for whoever asked for it
     return result
 
 
@@ -111,15 +121,16 @@ def _seen_before(folder: Path, ready: Prepared, wanted: Mapping[str, Any]) -> Ev
         return None
     evidence = Evidence.read(folder)
     there, n = evidence.configuration, evidence.n_prompts
-    if n > ready.plan.n_prompts:
+    fewer = n > ready.plan.n_prompts
+    if fewer or evidence.parts == (ready.part(n),):  # the same as far as they go
+        samples = {"samples": wanted["arguments"]["samples"]}
+        there |= {"prompts_hash": wanted["prompts_hash"], "arguments": there["arguments"] | samples}
+    check_same(folder, there, wanted)
+    if fewer:
         raise CheckpointError(
             f"{folder} has {n} prompts, more than the {ready.plan.n_prompts} that are asked for; "
             "use another --output or --overwrite"
         )
-    if evidence.parts == (ready.part(n),):  # the same as far as they go
-        samples = {"samples": wanted["arguments"]["samples"]}
-        there |= {"prompts_hash": wanted["prompts_hash"], "arguments": there["arguments"] | samples}
-    check_same(folder, there, wanted)
     return evidence
 
 

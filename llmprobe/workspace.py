@@ -14,20 +14,22 @@ older ones stay until the new ones are there.
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from llmprobe.checkpoints import check_same
 from llmprobe.errors import CheckpointError
 from llmprobe.results import Also, Result
-from llmprobe.storage import as_path, sweep_partial, sync
+from llmprobe.runtime import process
+from llmprobe.storage import as_path, is_result, sweep_partial, sync
 
 _FILE = "configuration.json"
 _CHECKPOINTS = "checkpoints"
 EVIDENCE = "evidence.safetensors"
 _KINDS = ("variance", "attention", "synthetic", "legality", "search")
-_RESULT = ("result.json", "arrays.npz", *(f"{kind}.*" for kind in _KINDS))
+_FIGURES = (f"{kind}.{ending}" for kind in _KINDS for ending in ("png", "pdf"))
+_RESULT = ("result.json", "arrays.npz", *_FIGURES)
 """What a result consists of, first what makes it one: half of it must not look whole."""
 
 
@@ -41,7 +43,9 @@ class Workspace:
             folder.mkdir(parents=True, exist_ok=True)
             _write(folder, configuration)
             self.checkpoints.mkdir(exist_ok=True)
-            for place in (folder, self.checkpoints):
+            # One does it before the others begin: whether a writer on another machine is still
+            # alive cannot be asked.
+            for place in (folder, self.checkpoints) if process().is_main else ():
                 sweep_partial(place)
         except OSError as error:
             raise CheckpointError(
@@ -58,10 +62,16 @@ class Workspace:
     def measured(self, piece: str) -> Path:
         return self.checkpoints / f"{piece}.measured.safetensors"
 
-    def save(self, result: Result, *, also: Also = lambda folder: None) -> None:
+    def save(
+        self,
+        result: Result,
+        *,
+        also: Also = lambda folder: None,
+        before: Callable[[], object] = lambda: None,
+    ) -> None:
         """Put the result of all pieces beside them."""
         try:
-            result.save_into(self.folder, figures=("png", "pdf"), also=also)
+            result.save_into(self.folder, figures=("png", "pdf"), also=also, before=before)
         except OSError as error:
             raise CheckpointError(
                 f"{self.folder}: the result cannot be written ({error.strerror}); what is done "
@@ -71,16 +81,15 @@ class Workspace:
     def finish(self, result: Result, *, also: Also) -> None:
         """Put a probe's result in the place of an older one, and of the pieces it was made of.
 
-        `also` writes the evidence. An older one stays until then, as its prompts are part of it.
+        `also` writes the evidence. The older ones stay until all is written, disk full or not.
         """
-        _remove(self.folder, *_RESULT)
-        self.save(result, also=also)
+        self.save(result, also=also, before=lambda: _remove(self.folder, *_RESULT))
         _remove(self.folder, _FILE, _CHECKPOINTS)
 
 
 def is_finished(folder: Path) -> bool:
     """Whether a result is there."""
-    return (folder / "result.json").is_file()
+    return is_result(folder)
 
 
 def probe_under_way(folder: Path) -> dict[str, Any] | None:
@@ -114,6 +123,7 @@ def open_probe(
     """
     folder = as_path("output", folder)
     check_probe(folder, overwrite=overwrite)
+    tidy_probe(folder)
     there = probe_under_way(folder)
     if there is not None and after and there.get("after"):
         after = there["after"]  # it was killed when all was done, but for tidying up
@@ -126,12 +136,16 @@ def open_probe(
     return Workspace(folder, wanted)
 
 
+def tidy_probe(folder: Path) -> None:
+    """The last that a probe does, in case it was killed before."""
+    if is_finished(folder) and (folder / EVIDENCE).is_file() and not (folder / _FILE).exists():
+        _remove(folder, _CHECKPOINTS)
+
+
 def check_probe(folder: Path, *, overwrite: bool) -> None:
     """Find out before the work, not after it, whether its result can be kept."""
     folder = as_path("output", folder)
     finished = is_finished(folder)
-    if finished and not (folder / _FILE).exists():
-        _remove(folder, _CHECKPOINTS)  # the last that a run does, if it was not killed before
     if finished and not overwrite and not (folder / EVIDENCE).is_file():
         raise CheckpointError(f"{folder} is already there; use --overwrite or another --output")
     under_way = finished or probe_under_way(folder) is not None

@@ -1,6 +1,8 @@
 """What a probe has seen stays beside its result, to the bit, and only whole."""
 
 import json
+from dataclasses import asdict
+from functools import partial
 
 import pytest
 import torch
@@ -14,7 +16,11 @@ from llmprobe.kinds import load_result
 from llmprobe.summaries import summarize
 from llmprobe.workspace import EVIDENCE
 
-PROBES = {"variance": probe_variance, "attention": probe_attention}
+PROBES = {
+    "variance": probe_variance,
+    "heads": partial(probe_variance, at="heads"),
+    "attention": probe_attention,
+}
 
 
 @pytest.fixture(scope="module", params=PROBES)
@@ -84,6 +90,31 @@ def forge_facts(path, **changes):
 def test_forged_facts_are_refused(folder, tmp_path, changes):
     Evidence.read(folder).write(tmp_path)
     forge_facts(tmp_path / EVIDENCE, **changes)
+    with pytest.raises(CheckpointError, match="is no evidence of llmprobe"):
+        Evidence.read(tmp_path)
+
+
+@pytest.mark.parametrize("forge", [lambda n: 30_000_000, lambda n: 0, lambda n: None, float, str])
+@pytest.mark.parametrize("name", ["n_heads", "n_kv_heads", "head_size", "hidden_size"])
+def test_sizes_of_layers_are_those_of_the_arrays(folder, tmp_path, name, forge):
+    evidence = Evidence.read(folder)
+    evidence.write(tmp_path)
+    heads = evidence.provenance.arguments.get("at", "heads") == "heads"
+    used = {"n_heads", "head_size"} if heads else {"hidden_size"}
+    used |= {"n_kv_heads"} if evidence.kind == "attention" else set()
+    first, second = (asdict(layer) for layer in evidence.layers)
+    forge_facts(tmp_path / EVIDENCE, layers=[first, second | {name: forge(second[name])}])
+    if name in used:
+        with pytest.raises(CheckpointError, match="is no evidence of llmprobe"):
+            Evidence.read(tmp_path)
+    else:  # nothing is made of it
+        assert str(summarize(Evidence.read(tmp_path))) == str(summarize(evidence))
+
+
+def test_a_layer_is_there_once(folder, tmp_path):
+    evidence = Evidence.read(folder)
+    evidence.write(tmp_path)
+    forge_facts(tmp_path / EVIDENCE, layers=[asdict(evidence.layers[0])] * 2)
     with pytest.raises(CheckpointError, match="is no evidence of llmprobe"):
         Evidence.read(tmp_path)
 

@@ -145,14 +145,14 @@ import psutil, torch
 from llmprobe import load_model, probe_variance
 from llmprobe.errors import LLMProbeError
 
-lengths, room, output = sys.argv[1:]
+lengths, samples, room, output = sys.argv[1:]
 torch.set_num_threads(1)
 loaded = load_model("builtin")
 # Whatever is allocated once.
 probe_variance(loaded, "16", samples=2).save(f"{output}-first", figures=("png", "pdf"))
 most = psutil.Process().memory_info().vms + int(room) * 2**20
 resource.setrlimit(resource.RLIMIT_AS, (most, most))
-options = {"layers": None, "query": "fixed", "samples": 4, "batch_tokens": 2**15}
+options = {"layers": None, "query": "fixed", "samples": int(samples), "batch_tokens": 2**15}
 options |= {"on_plan": lambda plan: print(plan.memory), "output": output}
 try:
     probe_variance(loaded, lengths, **options)
@@ -162,18 +162,20 @@ except LLMProbeError as error:
 
 
 @pytest.mark.parametrize(
-    ("lengths", "room", "fits"), [("64..4096", 48, True), ("64,16384", 24, False)]
+    ("lengths", "samples", "room", "fits"),
+    [("64,2048", 34, 40, True), ("64,4096", 4, 40, True), ("64,16384", 4, 24, False)],
+    ids=["batches are halved", "prompts are cut into chunks", "nothing fits"],
 )
 def test_under_a_limit_of_memory_a_sweep_is_cut_smaller_or_ends_with_what_is_done(
-    lengths, room, fits, run_python, tmp_path
+    lengths, samples, room, fits, run_python, tmp_path
 ):
-    done = run_python(LIMITED, lengths, room, tmp_path / "run")
+    done = run_python(LIMITED, lengths, samples, room, tmp_path / "run")
     assert done.returncode == 0, done.stderr
     planned, *said = done.stdout.splitlines()
     assert int(planned) > room * 2**20
     if fits:
         assert said == []
-        free = run_python(LIMITED, lengths, 10_000, tmp_path / "free")
+        free = run_python(LIMITED, lengths, samples, 10_000, tmp_path / "free")
         assert free.returncode == 0, free.stderr
         mine, theirs = load_result(tmp_path / "run"), load_result(tmp_path / "free")
         np.testing.assert_allclose(mine.std_median, theirs.std_median, rtol=1e-4)

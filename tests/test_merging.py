@@ -64,14 +64,16 @@ def test_what_prompts_cannot_be_added_to_is_refused_and_stays(tmp_path):
     for other, said in (
         ({"seed": 1}, "seed 0"),
         ({"lengths": "4..16"}, r"lengths \[4, 8, 16, 32\]"),
+        ({"lengths": "4..16", "samples": 8}, r"lengths \[4, 8, 16, 32\]"),
     ):
-        with pytest.raises(CheckpointError, match=said):
-            PROBES["variance"](output=run, samples=30, **other)
+        with pytest.raises(CheckpointError, match=said) as caught:
+            PROBES["variance"](output=run, **{"samples": 30} | other)
+        assert "hash" not in str(caught.value)
     with pytest.raises(CheckpointError, match="kind 'variance'"):
         PROBES["attention"](output=run, samples=30)
     weight = MODEL.model.layers[0].self_attn.v_proj.weight
     weight.data += 1e-3
-    with pytest.raises(CheckpointError, match="weights"):
+    with pytest.raises(CheckpointError, match="model_hash"):
         PROBES["variance"](output=run, samples=30)
     weight.data -= 1e-3
     assert (run / "result.json").read_bytes() == before
@@ -174,3 +176,14 @@ def test_a_run_goes_on_however_its_lengths_and_layers_are_written(tmp_path):
     first = probe_variance(MODEL, "4..16", layers=None, samples=8, output=tmp_path / "run")
     again = probe_variance(MODEL, [4, 8, 16], layers=[0, 1], samples=12, output=tmp_path / "run")
     assert (first.n_prompts.min(), again.n_prompts.min()) == (8, 12)
+
+
+def test_prompts_of_other_texts_of_the_same_name_are_not_joined(tmp_path):
+    for seed, words in ((0, "The sea is wide and blue. "), (1, "A dog sat by the old door. ")):
+        text = tmp_path / f"text-{seed}" / "book.txt"
+        text.parent.mkdir()
+        text.write_text(words * 99)
+        options = {"prompts": "unigram", "text": text, "samples": 4, "seed": seed}
+        probe_variance("builtin", "8", output=tmp_path / str(seed), **options)
+    with pytest.raises(CheckpointError, match="text_hash"):
+        merge_results([tmp_path / "0", tmp_path / "1"], tmp_path / "both")

@@ -10,7 +10,7 @@ import pytest
 from samples import check_same
 
 from llmprobe import ResultFormatError, VarianceResult, load_result
-from llmprobe.results import SCHEMA, Provenance
+from llmprobe.results import SCHEMA, Provenance, records
 
 COLUMNS = [
     *("layer", "head", "length", "n_prompts"),
@@ -181,3 +181,30 @@ def test_it_opens_and_draws_the_same_without_torch(variance_result, tmp_path, ru
 
 def test_every_kind_is_registered_under_its_name():
     assert VarianceResult.kinds["variance"] is VarianceResult
+
+
+def test_rows_for_json_keep_every_digit_and_the_kind_of_each_value():
+    import pandas as pd
+
+    single = np.float32(0.1)
+    frame = pd.DataFrame(
+        {
+            "tiny": [3.4567890123456789e-15, np.nan, -np.inf],
+            "single": np.array([single, np.inf, 1], np.float32),
+            "head": pd.array([2, None, 0], dtype="Int64"),
+            "n": np.array([1, 2, 2**53 + 1]),
+            "yes": [True, False, True],
+            "maybe": [True, None, False],
+            "name": ["a", None, "c"],
+        }
+    )
+    rows = records(frame)
+    assert json.loads(json.dumps(rows, allow_nan=False)) == rows
+    assert [list(row.values()) for row in rows] == [
+        [3.4567890123456789e-15, float(single), 2, 1, True, True, "a"],
+        [None, None, None, 2, False, None, None],
+        [None, 1.0, 0, 2**53 + 1, True, False, "c"],
+    ]
+    kinds = [float, float, int, int, bool, bool, str]
+    assert [type(value) for value in rows[0].values()] == kinds
+    assert records(frame[:0]) == []

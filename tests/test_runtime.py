@@ -156,3 +156,20 @@ def test_the_hub_is_told_nothing_of_this_machine(monkeypatch):
     with runtime.untracked():
         assert "telemetry/off" in http_user_agent()
     assert "telemetry/off" not in http_user_agent()
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (MemoryError(), True),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), True),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to"), True),
+        (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"), True),
+        (RuntimeError("MPS backend out of memory (MPS allocated: 8.00 GB)"), True),
+        (RuntimeError("CUDA error: device-side assert triggered"), False),
+        (ValueError("out of memory"), False),
+    ],
+)
+def test_a_lack_of_memory_is_known_on_every_device(error, expected):
+    assert runtime.is_out_of_memory(error) == expected

@@ -1,6 +1,7 @@
 """Folders are whole or absent; arrays from strangers are read without trust."""
 
 import io
+import json
 import os
 import pickle
 import random
@@ -20,11 +21,16 @@ from llmprobe.storage import as_path, read_arrays, write_arrays, write_folder
 SPEC = {"a": {"dtype": "<f8", "shape": [3]}}
 
 
-def write_result(text):
+def write_result(name):
     def write(folder):
-        (folder / "result.json").write_text(text)
+        document = {"format": "llmprobe", "name": name}
+        (folder / "result.json").write_text(json.dumps(document))
 
     return write
+
+
+def name_of(folder):
+    return json.loads((folder / "result.json").read_text())["name"]
 
 
 def test_a_path_is_what_its_text_says(tmp_path, monkeypatch):
@@ -64,7 +70,7 @@ def test_a_failed_overwrite_keeps_the_old(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         write_folder(target, fail, overwrite=True)
-    assert (target / "result.json").read_text() == "old"
+    assert name_of(target) == "old"
     assert list(tmp_path.iterdir()) == [target]
 
 
@@ -74,13 +80,16 @@ def test_overwriting_must_be_asked_for_and_replaces_results_only(tmp_path):
     with pytest.raises(ResultExistsError, match="already there"):
         write_folder(target, write_result("new"))
     write_folder(target, write_result("new"), overwrite=True)
-    assert (target / "result.json").read_text() == "new"
+    assert name_of(target) == "new"
     assert list(target.parent.iterdir()) == [target]
-    (target / "result.json").unlink()
     (target / "thesis.tex").write_text("years of work")
-    with pytest.raises(ResultExistsError, match="is no result"):
-        write_folder(target, write_result("new"), overwrite=True)
-    assert (target / "thesis.tex").exists()
+    for others in (None, "", "{}", '{"format": "another"}', "[" * 100_000):
+        (target / "result.json").unlink(missing_ok=True)
+        if others is not None:
+            (target / "result.json").write_text(others)
+        with pytest.raises(ResultExistsError, match="is no result"):
+            write_folder(target, write_result("new"), overwrite=True)
+        assert (target / "thesis.tex").exists()
 
 
 def test_what_a_dead_process_left_is_cleared_and_a_begun_replacement_undone(tmp_path):
@@ -90,12 +99,12 @@ def test_what_a_dead_process_left_is_cleared_and_a_begun_replacement_undone(tmp_
     (tmp_path / f".run.{pid}.partial").mkdir()
     replaced = tmp_path / f".run.{pid}.replaced"
     replaced.mkdir()
-    (replaced / "result.json").write_text("old")
+    write_result("old")(replaced)
     alive = tmp_path / f".run.{os.getppid()}.partial"
     alive.mkdir()
     with pytest.raises(ResultExistsError):
         write_folder(target, write_result("new"))
-    assert (target / "result.json").read_text() == "old"
+    assert name_of(target) == "old"
     assert sorted(tmp_path.iterdir()) == [alive, target]
 
 

@@ -221,9 +221,29 @@ def test_a_plan_counts_tokens_and_grows_with_what_is_asked():
     # Layer 0 alone: four projections of its attention, each token meets them once.
     weights = sum(p.numel() for p in model.model.layers[0].self_attn.parameters())
     assert plan(layers[:1]).flops == 2 * weights * 8 * 100
-    for wrong in ({"batch_tokens": 0}, {"chunk": 0}):
-        with pytest.raises(ValueError, match="accepted: 1 or more"):
-            plan(**wrong)
+
+
+@pytest.mark.parametrize("batch_tokens", [16384, 65536])
+def test_long_prompts_are_spread_over_units_and_short_ones_are_not(batch_tokens):
+    model = tiny("llama")
+
+    def n_units(length, n_prompts=64):
+        plan = plan_sweep(
+            model,
+            attention_layers(model),
+            (length,),
+            n_prompts=n_prompts,
+            one_pass=True,
+            batch_tokens=batch_tokens,
+            chunk=None,
+        )
+        return len(plan.units())
+
+    assert n_units(16) == n_units(64) == 1
+    assert n_units(256) == 4
+    assert n_units(1024) == n_units(16384) == 16
+    assert n_units(4096, n_prompts=5) == 5
+    assert n_units(1024, n_prompts=1000) == 16
 
 
 @pytest.mark.parametrize("variant", ["baseline", "ssmax", "normalized"])

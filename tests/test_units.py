@@ -1,6 +1,11 @@
 """A probe is the same to the bit, whoever did its units and however often it was stopped."""
 
+import copy
+import errno
+
 import pytest
+import torch
+from families import tiny
 
 from llmprobe import load_result, probe_attention, probe_variance, units
 from llmprobe.errors import CheckpointError
@@ -128,3 +133,65 @@ def test_a_broken_checkpoint_is_named(tmp_path, monkeypatch):
     broken.write_bytes(broken.read_bytes()[:-1])
     with pytest.raises(CheckpointError, match=f"{broken.name} is no readable checkpoint"):
         PROBES["variance"](output=tmp_path / "run")
+
+
+def test_a_model_in_training_is_probed_without_dropout_and_left_as_it_was():
+    model = copy.deepcopy(tiny("gpt2"))
+    model.config.attn_pdrop = model.config.resid_pdrop = 0.5
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.5
+    expected = probe_variance(model.eval(), "4,8", samples=4)
+    model.train()
+    model.transformer.h[1].eval()
+    modes = [module.training for module in model.modules()]
+    result = probe_variance(model, "4,8", samples=4)
+    assert same(result, expected)
+    assert [module.training for module in model.modules()] == modes
+
+
+def test_what_somebody_else_keeps_in_a_folder_stays(tmp_path):
+    theirs = tmp_path / "theirs"
+    (theirs / "checkpoints").mkdir(parents=True)
+    (theirs / "checkpoints" / "step1000.pt").write_text("weeks of work")
+    (theirs / "result.json").write_text("{}")
+    for overwrite in (False, True):
+        with pytest.raises(CheckpointError, match="is no result"):
+            PROBES["variance"](output=theirs, overwrite=overwrite)
+    assert (theirs / "checkpoints" / "step1000.pt").exists()
+
+    run = tmp_path / "run"
+    PROBES["variance"](output=run, samples=16)
+    for name in ("variance.csv", "search.py"):
+        (run / name).write_text("mine")
+    PROBES["variance"](output=run)
+    assert (run / "variance.csv").exists()
+    assert (run / "search.py").exists()
+
+
+def test_a_result_stays_where_the_longer_one_cannot_be_written(tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    before = PROBES["variance"](output=run, samples=16)
+
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(CheckpointError, match="No space left"):
+        patch.setattr("llmprobe.results.write_arrays", fail)
+        PROBES["variance"](output=run)
+    assert same(load_result(run), before)
+    assert (PROBES["variance"](output=run).n_prompts == 21).all()
+    assert same(load_result(run), PROBES["variance"](output=run))
+
+
+def test_only_the_main_process_clears_up(tmp_path, monkeypatch):
+    """Whether a process of another machine is alive cannot be asked here."""
+    half = tmp_path / "run" / ".16-1024.0.safetensors.999999.partial"
+    open_probe(tmp_path / "run", {})
+    half.touch()
+    with monkeypatch.context() as patch:
+        patch.setattr("llmprobe.workspace.process", lambda: Process(1, 1, 2))
+        open_probe(tmp_path / "run", {})
+    assert half.exists()
+    open_probe(tmp_path / "run", {})
+    assert not half.exists()

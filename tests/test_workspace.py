@@ -4,7 +4,8 @@ import os
 
 import pytest
 
-from llmprobe.errors import CheckpointError
+from llmprobe import load_result
+from llmprobe.errors import CheckpointError, ResultFormatError
 from llmprobe.workspace import open_probe, open_training
 
 ASKED = {"task": "argmax", "steps": 10, "variants": ("baseline",)}
@@ -83,3 +84,9 @@ def test_a_link_stands_for_its_folder_and_one_to_nothing_is_refused(tmp_path, op
     (tmp_path / "lost").symlink_to("nowhere")
     with pytest.raises(CheckpointError, match="cannot be written"):
         open_run(tmp_path / "lost", ASKED)
+
+
+def test_a_run_under_way_is_told_from_what_is_no_result(tmp_path):
+    open_probe(tmp_path / "run", ASKED)
+    with pytest.raises(ResultFormatError, match="is not at its end; run its command again"):
+        load_result(tmp_path / "run")

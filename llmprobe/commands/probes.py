@@ -181,7 +181,8 @@ def _probe(command: str, **options: Any) -> None:
         def on_plan(plan: "SweepPlan") -> None:
             bar.update(task, total=plan.n_tokens)
             if dry_run:
-                typer.echo(plan.describe())
+                if process().is_main:
+                    typer.echo(plan.describe())
                 raise typer.Exit
             if not quiet and process().is_main:
                 finished = f"{target} was finished before; --overwrite probes again"

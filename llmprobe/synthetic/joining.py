@@ -52,9 +52,10 @@ def join_trainings(folders: Sequence[Path]) -> tuple[Result, Callable[[Path], No
         (one for part in parts for one in part.done), key=lambda d: d.piece.training.seeds
     )
     device = torch.device(load_result(folders[0]).provenance.device)
+    where = {name: asked[0].get(name) for name in ("device", "torch")}
 
     def write(folder: Path) -> None:
-        space = open_training(folder, plan.configuration())
+        space = open_training(folder, plan.configuration() | where)
         for part in parts:
             for path in part.networks:
                 shutil.copyfile(path, space.checkpoints / path.name)
@@ -73,7 +74,7 @@ def _settings(there: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read(folder: Path, there: Mapping[str, Any]) -> _Part:
     plan = _plan(there)
-    space = open_training(folder, plan.configuration())
+    space = open_training(folder, there)
     networks = [space.checkpoint(piece.name) for piece in plan.pieces()]
     return _Part(plan, finished_pieces(plan, space), networks)
 
@@ -101,6 +102,13 @@ def _join_lengths(parts: Sequence[_Part]) -> _Part:
             "trainings of other seeds, or tested at other lengths"
         )
     order = np.argsort(lengths)
+    for other in parts[1:]:
+        pairs = zip(first.done, other.done, strict=True)
+        if not all(np.array_equal(a.losses, b.losses, equal_nan=True) for a, b in pairs):
+            raise ValueError(
+                f"merge: seeds {_told(first.plan)} were trained to other networks in another "
+                "folder; give trainings of one machine, or of other seeds"
+            )
 
     def joined(pieces: Sequence[Done]) -> Done:
         measured: dict[str, Numbers] = {}

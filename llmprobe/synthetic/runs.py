@@ -14,7 +14,7 @@ from llmprobe.checkpoints import check_same, gather_tensors, read_checkpoint, wr
 from llmprobe.errors import CheckpointError, OutOfMemoryError
 from llmprobe.kinds import load_result
 from llmprobe.results import Result
-from llmprobe.runtime import is_out_of_memory, main_first, process
+from llmprobe.runtime import is_out_of_memory, main_first, process, wait_for_all
 from llmprobe.synthetic.planning import Done, Numbers, Piece, Plan
 from llmprobe.synthetic.training import Trained, Training, train
 from llmprobe.workspace import Workspace, open_training
@@ -30,13 +30,14 @@ def run_plan(
     if output is not None:
         with main_first():
             anew = overwrite and process().is_main
-            space = open_training(output, plan.configuration(), overwrite=anew)
+            space = open_training(output, plan.configuration() | _where(device), overwrite=anew)
         if space.is_finished:
             return load_result(space.folder)
     pieces = [_run_piece(piece, plan, device, space, watch) for piece in _own(plan.pieces())]
     result = plan.join(_gathered(pieces, plan), device)
     if space is not None and process().is_main:
         space.save(result)
+    wait_for_all()  # so that the result is there for whoever asked for it
     return result
 
 
@@ -64,6 +65,11 @@ def _run_piece(
             "--lengths or --train-lengths"
         ) from error
     return Done(piece, measured, trained.losses.numpy(), trained.diverged.numpy())
+
+
+def _where(device: torch.device) -> dict[str, str]:
+    """What the bits of a training depend on beside its plan."""
+    return {"device": device.type, "torch": torch.__version__}
 
 
 def finished_pieces(plan: Plan, space: Workspace) -> list[Done]:

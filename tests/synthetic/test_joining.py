@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from llmprobe import load_result, load_synthetic, merge_results, train_synthetic
+from llmprobe.checkpoints import read_checkpoint, write_checkpoint
 from llmprobe.errors import CheckpointError
 
 SETS = {
@@ -96,3 +97,21 @@ def test_what_does_not_fit_together_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match="no readable checkpoint"):
         merge_results([tmp_path / "copy", tmp_path / "b"], tmp_path / "all")
     assert not (tmp_path / "all").exists()
+
+
+def test_networks_that_are_not_the_same_are_not_taken_for_it(tmp_path):
+    for name, lengths in (("short", "16"), ("long", "32")):
+        train_synthetic(**SETS, seeds=2, lengths=lengths, output=tmp_path / name)
+    path = next(tmp_path.glob("long/checkpoints/baseline.0-1.safetensors"))
+    tensors, facts = read_checkpoint(path)
+    write_checkpoint(path, tensors | {"losses": tensors["losses"] + 1e-6}, facts)
+    with pytest.raises(ValueError, match="trained to other networks"):
+        merge_results([tmp_path / "short", tmp_path / "long"], tmp_path / "both")
+
+
+def test_a_training_stays_on_its_device_and_version(tmp_path):
+    train_synthetic(**SETS, seeds=1, lengths="16", output=tmp_path)
+    path = tmp_path / "configuration.json"
+    path.write_text(path.read_text().replace('"device": "cpu"', '"device": "cuda"'))
+    with pytest.raises(CheckpointError, match=r"device 'cuda' \(asked: 'cpu'\)"):
+        train_synthetic(**SETS, seeds=1, lengths="16", output=tmp_path)

@@ -15,7 +15,7 @@ from llmprobe.synthetic.outcomes import SyntheticResult
 from llmprobe.synthetic.runs import as_variant, run_plan
 from llmprobe.synthetic.sets import SetPlan, SetTraining
 from llmprobe.synthetic.training import train
-from llmprobe.workspace import open_training
+from llmprobe.workspace import open_training, read_training
 
 BASE = SetTraining(steps=20, seeds=(0, 1, 2), width=16, schedule="cosine")
 VARIANTS = ("baseline", "layernorm", "adaptive", "ema", "layernorm+ema+adaptive")
@@ -225,7 +225,7 @@ def test_an_evaluation_of_other_numbers_is_named(tmp_path, wrong):
 
 
 def test_what_processes_hand_to_each_other_is_what_was_done(run):
-    for one in runs.finished_pieces(PLAN, open_training(run[0], PLAN.configuration())):
+    for one in runs.finished_pieces(PLAN, open_training(run[0], read_training(run[0]))):
         again = runs._done(one.piece, runs._tensors(one))
         assert again.piece is one.piece
         np.testing.assert_array_equal(again.losses, one.losses)
