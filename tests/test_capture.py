@@ -1,5 +1,6 @@
 """The capture equals brute force in every family, and is never in anyone's way."""
 
+import copy
 import gc
 
 import psutil
@@ -148,7 +149,7 @@ def test_inference_mode_gradients_and_autograd_are_left_alone():
 
 
 def test_hooks_of_others_survive_and_see_whole_outputs():
-    model, inputs = tiny("llama", seed=2), batch("llama", (12,))
+    model, inputs = copy.deepcopy(tiny("llama")), batch("llama", (12,))
     attention = model.get_submodule(attention_layers(model)[1].path)
     shapes = []
     handle = attention.register_forward_hook(lambda m, a, output: shapes.append(output[0].shape))
@@ -295,7 +296,7 @@ def test_wrong_arguments_are_refused():
 
 
 def test_a_shared_module_that_runs_twice_is_refused():
-    model = tiny("llama", seed=3)
+    model = copy.deepcopy(tiny("llama"))
     layers = model.model.layers
     kept = layers[1]
     layers[1] = layers[0]
@@ -309,7 +310,7 @@ def test_a_shared_module_that_runs_twice_is_refused():
 def test_a_model_wrapped_by_peft():
     from peft import LoraConfig, get_peft_model
 
-    plain, inputs = tiny("llama", seed=4), batch("llama", (12,))
+    plain, inputs = copy.deepcopy(tiny("llama")), batch("llama", (12,))
     with capture_attention(plain, at="heads") as before:
         plain(**inputs)
     wrapped = get_peft_model(plain, LoraConfig(target_modules=["q_proj", "o_proj"], r=2)).eval()
@@ -323,7 +324,7 @@ def test_a_model_wrapped_by_peft():
 def test_a_model_placed_by_accelerate():
     from accelerate import dispatch_model
 
-    plain, inputs = tiny("llama", seed=5), batch("llama", (12,))
+    plain, inputs = copy.deepcopy(tiny("llama")), batch("llama", (12,))
     with capture_attention(plain, positions=[-1]) as before:
         plain(**inputs)
     placed = dispatch_model(plain, {"": "cpu"}, force_hooks=True)

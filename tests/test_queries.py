@@ -1,5 +1,7 @@
 """An attention module that runs for a few positions gives what the whole module gives there."""
 
+import copy
+
 import pytest
 import torch
 from families import FAMILIES, batch, tiny
@@ -61,7 +63,7 @@ def test_no_child_is_taken_for_the_queries_that_makes_anything_else(family):
 
 
 def test_a_module_that_cannot_be_cut_runs_as_a_whole():
-    model, inputs = tiny("llama", seed=5), batch("llama", (12, 12))
+    model, inputs = copy.deepcopy(tiny("llama")), batch("llama", (12, 12))
     module = deepest(model)
     whole = module.forward
 
@@ -82,7 +84,7 @@ def test_a_module_that_cannot_be_cut_runs_as_a_whole():
 
 
 def test_a_module_in_training_runs_as_a_whole_and_is_tried_later():
-    model, inputs = tiny("llama", seed=6), batch("llama", (12, 12))
+    model, inputs = copy.deepcopy(tiny("llama")), batch("llama", (12, 12))
     for mode in (True, False):
         model.train(mode)
         with capture_attention(model, positions=[2, -1], stop=True) as captured:
@@ -91,7 +93,7 @@ def test_a_module_in_training_runs_as_a_whole_and_is_tried_later():
 
 
 def test_memory_that_runs_out_in_the_trial_is_no_verdict(monkeypatch):
-    model, inputs = tiny("llama", seed=7), batch("llama", (12, 12))
+    model, inputs = copy.deepcopy(tiny("llama")), batch("llama", (12, 12))
 
     def full(*_):
         raise MemoryError
