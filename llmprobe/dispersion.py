@@ -127,6 +127,8 @@ def _observe(ready: Prepared, positions: list[int]) -> Iterator[Mapping[int, _Se
 
 def _value_moments(value: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
     """Means of values (prompts, KV heads, tokens, size) up to each of the positions `index`."""
+    if value.device.type == "mps":  # has no float64
+        value, index = value.cpu(), index.cpu()
     x = value.double().movedim(2, 1)
     counts = (index + 1).view(1, -1, 1, 1)
     return x.cumsum(1)[:, index] / counts, x.square().cumsum(1)[:, index] / counts
