@@ -12,7 +12,7 @@ help:
 	@echo "make test         set up .venv and run the tests (a few minutes, offline)"
 	@echo "make test-slow    the tests that take longer"
 	@echo "make lint         ruff and mypy"
-	@echo "make bench        against plain hooks, nnsight and TransformerLens, in one run (a quarter of an hour)"
+	@echo "make bench        against plain hooks, nnsight and TransformerLens, in one run (half an hour)"
 	@echo "make bench-full   the same with longer prompts (more than an hour)"
 	@echo "make bench-check  has a ratio lost 20 % since benchmarks/baseline.json?"
 	@echo "make figures      all recipes at their quick scale, into runs/figures (minutes, offline)"
