@@ -136,10 +136,11 @@ def train_synthetic(
 
 def _train(options: dict[str, Any], folder: Path, *, as_json: bool, quiet: bool) -> None:
     from llmprobe.runtime import process, progress
+    from llmprobe.storage import is_result
     from llmprobe.synthetic.lab import train_synthetic as train
 
     check_drawing()
-    finished = (folder / "result.json").is_file() and not options["overwrite"]
+    finished = is_result(folder) and not options["overwrite"]
     with progress(quiet=quiet) as bar:
         tasks: dict[str, Any] = {}
 
