@@ -16,7 +16,7 @@ from shapes import build, prompt
 from torch import Tensor
 
 from llmprobe import Groups, Moments, capture_attention, parse_lengths
-from llmprobe.runtime import memory_kept
+from llmprobe.base.machine import memory_kept
 
 FORWARD, UPDATE = 1.03, 4.0
 LENGTH, N_PROMPTS, N_GROUPS = 1024, 2, 16

@@ -21,7 +21,7 @@ from measure import paired
 from rich.console import Console
 from rich.table import Table
 
-from llmprobe.plots import COLUMN_WIDTH, palette, styled_axes
+from llmprobe.results.figures.style import COLUMN_WIDTH, palette, styled_axes
 
 PACKAGES = ("llmprobe", "torch", "transformers", "transformer-lens", "nnsight", "numpy", "scipy")
 _COLUMNS = {

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from llmprobe.runtime import memory_kept
-from llmprobe.synthetic.network import SetNetwork
+from llmprobe.base.machine import memory_kept
 from llmprobe.synthetic.optimizer import SeedAdamW
-from llmprobe.synthetic.planning import STACK
-from llmprobe.synthetic.sets import SetTraining
+from llmprobe.synthetic.plan import STACK
+from llmprobe.synthetic.set_network import SetNetwork
+from llmprobe.synthetic.set_plan import SetTraining
 from llmprobe.synthetic.tasks import find_task
 from llmprobe.synthetic.training import take_step
 

@@ -209,6 +209,6 @@ def _bridge(model: nn.Module) -> Any:
     from transformers import AutoTokenizer
 
     # The bridge asks for a tokenizer, though tokens go in: any will do.
-    folder = Path(llmprobe.__file__).parent / "builtin"
+    folder = Path(llmprobe.__file__).parent / "capture" / "builtin"
     tokenizer = AutoTokenizer.from_pretrained(folder)
     return TransformerBridge.boot_transformers(str(folder), hf_model=model, tokenizer=tokenizer)

@@ -56,7 +56,7 @@ def _root(
 @app.command(epilog="Example: llmprobe env --json")
 def env(as_json: Json = False) -> None:
     """Versions, device, default dtype, threads, memory, hub and optional extras."""
-    from llmprobe.runtime import environment
+    from llmprobe.base.machine import environment
 
     facts = environment()
     if as_json:
@@ -126,7 +126,7 @@ def _explanation(error: Exception) -> str:
     in_words = isinstance(error, OSError) and error.errno is None
     if str(error) and (ours or in_words or isinstance(error, LLMProbeError)):
         return str(error)
-    runtime: Any = sys.modules.get("llmprobe.runtime")  # importing it now might be what failed
+    runtime: Any = sys.modules.get("llmprobe.base.machine")  # importing it now might be what failed
     if isinstance(error, MemoryError) or (runtime and runtime.is_out_of_memory(error)):
         told = " ".join(str(error).split())[:200]
         return f"this does not fit the memory ({told}); ask for less, such as shorter --lengths"

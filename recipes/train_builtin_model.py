@@ -1,4 +1,4 @@
-"""Train the small Llama that ships as `llmprobe/builtin`, hold it against n-grams, map its heads.
+"""Train the small Llama that ships as `builtin`, hold it against n-grams, map its heads.
 
 Question: what can a 2 M parameter Llama learn from three novels in half an hour on one core, and
     do its heads lose their variance as those of a large model do?

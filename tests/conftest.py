@@ -5,33 +5,26 @@ import os
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 os.environ["MPLBACKEND"] = "Agg"
+# For children too: two workers with two threads each wait for each other.
+os.environ["OMP_NUM_THREADS"] = "1"
+# Some virtual machines announce AMX and kill a process that uses it, in bfloat16 products.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pytest
 import torch
-from rich.console import Console
+from checkout import ROOT
 from samples import make_variance_result
 from saved_models import cache, kept, llama  # noqa: F401  # fixtures
 
 from llmprobe import cli
-from llmprobe.kinds import VarianceResult
+from llmprobe.results.variance import VarianceResult
 
 torch.set_num_threads(1)  # the models are tiny: more threads only wait for each other
-
-ROOT = Path(__file__).parent.parent
-
-
-def shown_text(table: object, width: int = 300) -> str:
-    """What a terminal of so many columns shows."""
-    console = Console(width=width)
-    with console.capture() as capture:
-        console.print(table)
-    return capture.get()
 
 
 @pytest.fixture(autouse=True)

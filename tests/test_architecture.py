@@ -1,56 +1,36 @@
-"""The house rules: who imports whom, what stays light, and that everything has its place."""
+"""The house rules: the folders are the architecture, in six rows, and everything has its place."""
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from checkout import ROOT
 
 PACKAGE = ROOT / "llmprobe"
 ROWS = [
-    {"errors", "runtime"},
-    {"stats", "decay", "lengths", "storage", "plots", "rows", "prompts", "refusals"}
-    | {"synthetic.layers", "synthetic.variants", "synthetic.averaging", "synthetic.optimizer"}
-    | {"synthetic.othello", "synthetic.pairs"},
-    {"results", "models", "discovery", "checkpoints", "texts"}
-    | {"synthetic.tasks", "synthetic.softmaxes", "synthetic.decoder"}
-    | {"synthetic.charts"},
-    {"hooks", "queries", "workspace", "tallies"}
-    | {"synthetic.network", "synthetic.complement", "synthetic.training", "synthetic.trials"}
-    | {"synthetic.legal_charts", "synthetic.search_charts"},
-    {"capture", "patterns", "evidence", "synthetic.planning", "synthetic.scoring"}
-    | {"synthetic.outcomes", "synthetic.legality", "synthetic.findings"},
-    {"checks", "sweeps", "kinds", "synthetic.evaluation", "synthetic.choices", "synthetic.tables"},
-    {"preparing", "reports", "summaries", "synthetic.sets", "synthetic.search", "synthetic.runs"},
-    {"units", "synthetic.lab"},
-    {"probing", "dispersion", "synthetic.joining"},
-    {"merging", "commands.options", "commands.showing"},
-    {"commands.probes", "commands.saved", "commands.trainer", "commands.listing"},
-    {"cli"},
+    {"errors"},
+    {"base"},
+    {"capture", "results"},
+    {"runs"},
+    {"probes", "synthetic"},
+    {"commands", "cli"},
 ]
-"""Lower rows first. A module imports from rows below its own, and `errors` from anywhere."""
-COMMANDS = {"cli"} | {module for row in ROWS for module in row if module.startswith("commands.")}
-TORCH_FREE = {
-    *{"errors", "lengths", "decay", "storage", "results", "kinds", "plots"},
-    *{"synthetic.charts", "synthetic.legal_charts", "synthetic.search_charts"},
-    *{
-        "synthetic.pairs",
-        "synthetic.trials",
-        "synthetic.outcomes",
-        "synthetic.legality",
-        "synthetic.findings",
-    },
-    *COMMANDS,
-}
+"""Lower rows first. A folder uses those below it; inside a folder there is no cycle."""
 HEAVY = {"torch", "transformers", "accelerate", "datasets", "peft"}
 MODULES = sorted(
     str(path.relative_to(PACKAGE).with_suffix("")).replace("/", ".")
     for path in PACKAGE.rglob("*.py")
     if not path.name.startswith("__")
 )
+FOLDERS = sorted({module.split(".")[0] for module in MODULES})
+MAP = (ROOT / "CONTRIBUTING.md").read_text()
+LATER = {"commands", "cli"}
+"""Folders whose functions may reach for heavy libraries, once it is clear what is wanted."""
 
 
+@cache
 def _tree(module: str) -> ast.Module:
     return ast.parse((PACKAGE / f"{module.replace('.', '/')}.py").read_text())
 
@@ -63,39 +43,72 @@ def _imports(tree: ast.AST) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
             names.add(node.module or "")
-            if node.module == "llmprobe":
-                names |= {f"llmprobe.{alias.name}" for alias in node.names}
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
     return names
 
 
 def _own(tree: ast.AST) -> set[str]:
     """The project's modules that a module imports, anywhere in it."""
-    found = {name.removeprefix("llmprobe.") for name in _imports(tree)}
-    return found & set(MODULES)
+    return {name.removeprefix("llmprobe.") for name in _imports(tree)} & set(MODULES)
+
+
+def _folder(module: str) -> str:
+    return module.split(".")[0]
 
 
 def _row(module: str) -> int:
-    return next(number for number, row in enumerate(ROWS) if module in row)
+    return next(number for number, row in enumerate(ROWS) if _folder(module) in row)
 
 
-def test_the_table_has_every_module_once():
-    assert sorted(module for row in ROWS for module in row) == MODULES
+def test_the_picture_has_every_folder_once():
+    assert sorted(folder for row in ROWS for folder in row) == FOLDERS
+
+
+def test_the_first_screen_is_short():
+    shown = [path for path in PACKAGE.iterdir() if path.name != "__pycache__"]
+    assert len(shown) <= 12, sorted(path.name for path in shown)
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_no_module_imports_its_own_row_or_a_higher_one(module):
+def test_a_folder_uses_those_below_it(module):
     for other in _own(_tree(module)):
-        assert other == "errors" or _row(other) < _row(module), f"{module} imports {other}"
+        inside = _folder(other) == _folder(module)
+        beside = {_folder(other), _folder(module)} == {"cli", "commands"} and module == "cli"
+        assert inside or beside or _row(other) < _row(module), f"{module} imports {other}"
 
 
-@pytest.mark.parametrize("module", sorted(TORCH_FREE))
-def test_light_modules_reach_no_heavy_library(module):
-    tree = _tree(module)
-    # The command line may reach for them inside a command, when it is clear what is wanted.
-    later = module in COMMANDS
-    outside = ast.Module([n for n in tree.body if not (later and _runs_later(n))], [])
-    assert not {name.split(".")[0] for name in _imports(outside)} & HEAVY
-    assert _own(outside) <= TORCH_FREE
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_there_is_no_cycle_inside_a_folder(folder):
+    left = {m: _own(_tree(m)) for m in MODULES if _folder(m) == folder}
+    while left:
+        done = [m for m, needs in left.items() if not needs & left.keys()]
+        assert done, f"a cycle among {sorted(left)}"
+        for module in done:
+            del left[module]
+
+
+def _reached(module: str) -> set[str]:
+    """The project's modules that importing a module brings along."""
+    found, queue = set(), [module]
+    while queue:
+        new = _own(_tree(queue.pop())) - found
+        found |= new
+        queue += new
+    return found
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if _folder(m) in ("results", "errors")])
+def test_results_reach_no_heavy_library(module):
+    for reached in {module} | _reached(module):
+        heavy = {name.split(".")[0] for name in _imports(_tree(reached))} & HEAVY
+        assert not heavy, f"{module} reaches {heavy} by {reached}"
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if _folder(m) in LATER])
+def test_the_command_line_imports_nothing_heavy_before_a_command_runs(module):
+    now = ast.Module([n for n in _tree(module).body if not _runs_later(n)], [])
+    assert not {name.split(".")[0] for name in _imports(now)} & HEAVY
+    assert {_folder(other) for other in _own(now)} <= LATER | {"errors"}
 
 
 def _runs_later(node: ast.AST) -> bool:
@@ -134,16 +147,15 @@ def test_every_public_name_resolves():
 def test_every_module_has_its_test_file_and_its_line_in_the_map(module):
     *folder, name = module.split(".")
     assert (ROOT / "tests" / Path(*folder) / f"test_{name}.py").is_file()
-    readme = (ROOT / "README.md").read_text()
-    assert re.search(rf"^ +{name}\.py +\S", readme, re.MULTILINE), f"{name}.py is not in the map"
+    folder = "".join(f"{name}/\n(?:.*\n)*? +" for name in folder)
+    assert re.search(rf"\n  (?:  )?{folder}{name}\.py +\S", MAP), f"{module} is not in the map"
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_modules_are_small_and_say_what_they_are_for(module):
-    tree = _tree(module)
     lines = (PACKAGE / f"{module.replace('.', '/')}.py").read_text().count("\n")
     assert lines <= 450
-    assert ast.get_docstring(tree)
+    assert ast.get_docstring(_tree(module))
 
 
 def test_the_library_never_prints():

@@ -21,11 +21,12 @@ from bad_options import (
     bad_options,
     options_of,
 )
-from conftest import ROOT
+from checkout import ROOT
 
-from llmprobe import load_model, probe_attention, probe_variance, train_synthetic, units
+from llmprobe import load_model, probe_attention, probe_variance, train_synthetic
+from llmprobe.probes import units
 
-BUILTIN = ROOT / "llmprobe" / "builtin"
+BUILTIN = ROOT / "llmprobe" / "capture" / "builtin"
 ALL = [*bad_options(), *bad_files()]
 CASES = dict(ALL)
 VERBS = (

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import ROOT
+from checkout import ROOT
 from torch.utils.flop_counter import FlopCounterMode
 
 LENGTHS = [64, 32, 16]

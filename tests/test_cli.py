@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
+from checkout import ROOT
 
 import llmprobe
 from llmprobe import cli
@@ -54,17 +54,20 @@ def test_a_reader_that_leaves_early_sees_no_traceback(tmp_path):
 @pytest.mark.parametrize(
     ("error", "line"),
     [
-        (ValueError("odd"), "ValueError: odd (in test_cli; --debug shows where)"),
+        (ValueError("odd"), "ValueError: odd (in tests.test_cli; --debug shows where)"),
         (FileNotFoundError("x is not there"), "x is not there"),
         (
             FileNotFoundError(2, "No such file", "a/b"),
             "a/b cannot be used (No such file); check it",
         ),
-        (OSError(28, "No space left"), "OSError: [Errno 28] No space left (in test_cli; --debug"),
+        (
+            OSError(28, "No space left"),
+            "OSError: [Errno 28] No space left (in tests.test_cli; --debug",
+        ),
         (MemoryError("7 GiB"), "this does not fit the memory (7 GiB); ask for less"),
         (RuntimeError("can't allocate memory"), "this does not fit the memory (can't allocate"),
-        (KeyError("x"), "KeyError: 'x' (in test_cli; --debug shows where)"),
-        (ValueError(""), "ValueError: (in test_cli; --debug shows where)"),
+        (KeyError("x"), "KeyError: 'x' (in tests.test_cli; --debug shows where)"),
+        (ValueError(""), "ValueError: (in tests.test_cli; --debug shows where)"),
         (llmprobe.ResultFormatError("\x1b[31m\u2028\udcff"), r"\x1b[31m \udcff"),
     ],
 )
@@ -72,7 +75,7 @@ def test_what_was_not_foreseen_says_what_it_is_and_where(monkeypatch, call, erro
     def fail():
         raise error
 
-    monkeypatch.setattr("llmprobe.runtime.environment", fail)
+    monkeypatch.setattr("llmprobe.base.machine.environment", fail)
     code, out, err = call("env")
     assert (code, out, len(err.splitlines())) == (1, "", 1)
     assert err.startswith(f"llmprobe: {line}")
@@ -82,7 +85,7 @@ def test_an_error_is_one_line_unless_debugging(monkeypatch, call):
     def fail():
         raise llmprobe.ResultFormatError("a line\nand another")
 
-    monkeypatch.setattr("llmprobe.runtime.environment", fail)
+    monkeypatch.setattr("llmprobe.base.machine.environment", fail)
     assert call("env") == (1, "", "llmprobe: a line and another\n")
     monkeypatch.setattr(sys, "argv", ["llmprobe", "--debug", "env"])
     with pytest.raises(llmprobe.ResultFormatError):

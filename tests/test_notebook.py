@@ -5,7 +5,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from conftest import ROOT
+from checkout import ROOT
 from nbclient import NotebookClient
 
 import llmprobe

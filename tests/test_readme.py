@@ -26,7 +26,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from checkout import ROOT
 
 README = (ROOT / "README.md").read_text()
 NEEDS = ("gpu", "hub", "minutes")

@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
+from checkout import ROOT
 
 import llmprobe
 from llmprobe import load_model, load_result
@@ -102,7 +102,7 @@ def test_a_recipe_runs_at_its_quick_scale_without_a_warning(recipe, tmp_path):
 
 
 def test_the_builtin_model_is_small_and_loads_like_any_other():
-    folder = ROOT / "llmprobe" / "builtin"
+    folder = ROOT / "llmprobe" / "capture" / "builtin"
     assert sum(path.stat().st_size for path in folder.iterdir()) < 5_000_000
     loaded = load_model("builtin")
     assert (loaded.context_length, loaded.adds_bos, loaded.dtype) == (256, True, "float32")

@@ -35,8 +35,8 @@ def _tasks() -> dict[str, str]:
 
 
 def _variants() -> dict[str, str]:
-    from llmprobe.synthetic.decoder import DECODER_PARTS
-    from llmprobe.synthetic.network import PARTS
+    from llmprobe.synthetic.decoder_network import DECODER_PARTS
+    from llmprobe.synthetic.set_network import PARTS
 
     found = {
         "baseline": "the network without parts, for othello with mlp, prenorm and rotary; a plus "
@@ -54,13 +54,13 @@ def _variants() -> dict[str, str]:
 
 
 def _prompts() -> dict[str, str]:
-    from llmprobe.prompts import PROMPTS
+    from llmprobe.probes.prompts import PROMPTS
 
     return dict(PROMPTS)
 
 
 def _kinds() -> dict[str, str]:
-    from llmprobe.kinds import known_kinds
+    from llmprobe.results.opening import known_kinds
 
     return {
         f"{name}, {figure}": meaning

@@ -10,7 +10,7 @@ import typer
 
 def _path(value: str | Path) -> Path:
     """For typer, which would take '' for the working folder."""
-    from llmprobe.storage import as_path
+    from llmprobe.base.files import as_path
 
     try:
         return as_path("path", value)
@@ -83,7 +83,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="No plan and no progress on
 
 def check_target(target: Path, overwrite: bool) -> None:
     """Find out before the work, not after it, whether its result can be kept."""
-    from llmprobe.workspace import check_probe
+    from llmprobe.runs.folder import check_probe
 
     check_probe(target, overwrite=overwrite)
     check_place(target)

@@ -41,8 +41,8 @@ from llmprobe.commands.options import (
 from llmprobe.commands.showing import show_result
 
 if TYPE_CHECKING:
-    from llmprobe.kinds import SeriesResult
-    from llmprobe.sweeps import SweepPlan
+    from llmprobe.probes.sweeps import SweepPlan
+    from llmprobe.results.series import SeriesResult
 
 
 def check(
@@ -58,8 +58,8 @@ def check(
     debug: Debug = False,
 ) -> None:
     """Check that captures tell the truth about a model: hooks, eager attention, padding."""
-    from llmprobe.checks import check_capture
-    from llmprobe.models import load_model
+    from llmprobe.capture.checks import check_capture
+    from llmprobe.capture.loading import load_model
 
     loaded = load_model(
         model,
@@ -158,10 +158,11 @@ def attention(
 
 def _probe(command: str, **options: Any) -> None:
     """What `variance` and `attention` share: load, plan, run with a bar, save, print."""
-    from llmprobe.discovery import parse_layers
-    from llmprobe.models import load_model
-    from llmprobe.preparing import Request
-    from llmprobe.runtime import process, progress
+    from llmprobe.base.processes import process
+    from llmprobe.base.progress import progress
+    from llmprobe.capture.discovery import parse_layers
+    from llmprobe.capture.loading import load_model
+    from llmprobe.probes.request import Request
 
     model, output = options.pop("model"), options.pop("output")
     dry_run, as_json, quiet = (options.pop(name) for name in ("dry_run", "as_json", "quiet"))
@@ -203,8 +204,8 @@ def _probe(command: str, **options: Any) -> None:
 
 
 def _probes() -> dict[str, Callable[..., Any]]:
-    from llmprobe.dispersion import probe_attention
-    from llmprobe.probing import probe_variance
+    from llmprobe.probes.attention import probe_attention
+    from llmprobe.probes.variance import probe_variance
 
     return {"variance": probe_variance, "attention": probe_attention}
 

@@ -23,7 +23,7 @@ def plot(
     debug: Debug = False,
 ) -> None:
     """Draw a figure of a saved result; needs neither the model nor torch."""
-    from llmprobe.kinds import load_result
+    from llmprobe.results.opening import load_result
 
     if file_format not in ("png", "pdf", "svg"):
         raise ValueError(f"format: got {file_format!r}, accepted: png, pdf, svg")
@@ -54,8 +54,10 @@ def compare(
     check_drawing()
     from matplotlib import pyplot as plt
 
-    from llmprobe import plots, reports
-    from llmprobe.kinds import VarianceResult, load_result
+    from llmprobe.results import tables as reports
+    from llmprobe.results.figures.variance import draw_comparison
+    from llmprobe.results.opening import load_result
+    from llmprobe.results.variance import VarianceResult
 
     if output.suffix not in (".png", ".pdf", ".svg"):
         raise ValueError(f"output: got {output}, accepted: a name that ends in .png, .pdf or .svg")
@@ -72,7 +74,7 @@ def compare(
         raise ValueError("compare: got the same folder twice, accepted: different ones")
     check_place(output)
     named = dict(zip(names, (result for _, result in results), strict=True))
-    axes = plots.draw_comparison({name: result.to_frame() for name, result in named.items()})
+    axes = draw_comparison({name: result.to_frame() for name, result in named.items()})
     output.parent.mkdir(parents=True, exist_ok=True)
     plt.figure(axes.get_figure(root=True))
     plt.savefig(output, dpi=200)
@@ -92,7 +94,7 @@ def merge(
     debug: Debug = False,
 ) -> None:
     """Join results of other seeds or other lengths, exactly, into one."""
-    from llmprobe.merging import merge_results
+    from llmprobe.runs.merging import merge_results
 
     check_place(output)
     check_drawing()

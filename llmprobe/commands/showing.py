@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
-    from llmprobe.results import Result
+    from llmprobe.results.base import Result
 
 
 def show_result(result: "Result", folder: Path, *, as_json: bool) -> None:
@@ -15,13 +15,13 @@ def show_result(result: "Result", folder: Path, *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(result.to_document() | {"output": folder.name}))
         return
-    from llmprobe.kinds import SeriesResult
+    from llmprobe.results.series import SeriesResult
 
     typer.echo(result.headline())
     if isinstance(result, SeriesResult):
         _show_series(result)
     else:
-        from llmprobe.synthetic.tables import lab_table
+        from llmprobe.results.tables import lab_table
 
         print_table(lab_table(result))
     for warning in getattr(result, "warnings", ()):
@@ -33,8 +33,8 @@ def show_result(result: "Result", folder: Path, *, as_json: bool) -> None:
 
 
 def _show_series(result: Any) -> None:
-    from llmprobe import reports
-    from llmprobe.kinds import VarianceResult
+    from llmprobe.results import tables as reports
+    from llmprobe.results.variance import VarianceResult
 
     print_table(reports.table_of(result, width=terminal_width()))
     if isinstance(result, VarianceResult):

@@ -135,8 +135,9 @@ def train_synthetic(
 
 
 def _train(options: dict[str, Any], folder: Path, *, as_json: bool, quiet: bool) -> None:
-    from llmprobe.runtime import process, progress
-    from llmprobe.storage import is_result
+    from llmprobe.base.files import is_result
+    from llmprobe.base.processes import process
+    from llmprobe.base.progress import progress
     from llmprobe.synthetic.lab import train_synthetic as train
 
     check_drawing()

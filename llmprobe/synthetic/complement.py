@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from llmprobe.synthetic.decoder import DECODER_PARTS, Decoder
+from llmprobe.synthetic.decoder_network import DECODER_PARTS, Decoder
 from llmprobe.synthetic.variants import parse_variant
 
 _SMALL = 2.0**-30

@@ -13,17 +13,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from llmprobe.checkpoints import check_same, write_checkpoint
-from llmprobe.kinds import load_result
-from llmprobe.results import Result
-from llmprobe.synthetic.choices import ChoicePlan, ChoiceTraining
+from llmprobe.results.base import Result
+from llmprobe.results.opening import load_result
+from llmprobe.runs.checkpoints import check_same, write_checkpoint
+from llmprobe.runs.folder import open_training, read_training
+from llmprobe.synthetic.decoder_plan import ChoicePlan, ChoiceTraining
 from llmprobe.synthetic.lab import training_of
-from llmprobe.synthetic.planning import Done, Numbers, Plan
+from llmprobe.synthetic.plan import Done, Numbers, Plan
 from llmprobe.synthetic.runs import facts_of, finished_pieces, measured_name
-from llmprobe.synthetic.search import SearchPlan
-from llmprobe.synthetic.sets import SetPlan, SetTraining
+from llmprobe.synthetic.search_plan import SearchPlan
+from llmprobe.synthetic.set_plan import SetPlan, SetTraining
 from llmprobe.synthetic.tasks import CHOICES
-from llmprobe.workspace import open_training, read_training
 
 _OF_A_PART = {"seeds", "lengths"}
 """What may differ between trainings that are joined."""
@@ -37,7 +37,7 @@ class _Part(NamedTuple):
     networks: list[Path]
 
 
-def join_trainings(folders: Sequence[Path]) -> tuple[Result, Callable[[Path], None]]:
+def join(folders: Sequence[Path]) -> tuple[Result, Callable[[Path], None]]:
     """The result, and what writes the rest of its folder."""
     asked = [read_training(folder) for folder in folders]
     for folder, there in zip(folders, asked, strict=True):

@@ -15,22 +15,23 @@ from typing import Any
 
 import torch
 
-from llmprobe.checkpoints import read_checkpoint
+from llmprobe.base.files import as_path
+from llmprobe.base.lengths import LONGEST, parse_lengths
+from llmprobe.base.machine import resolve_device
+from llmprobe.base.seeds import check_seed
 from llmprobe.errors import CheckpointError
-from llmprobe.lengths import LONGEST, parse_lengths
-from llmprobe.results import Result
-from llmprobe.runtime import check_seed, resolve_device
-from llmprobe.storage import as_path
-from llmprobe.synthetic import choices
-from llmprobe.synthetic import sets as set_tasks
-from llmprobe.synthetic.choices import ChoicePlan, ChoiceTraining
-from llmprobe.synthetic.planning import Plan
+from llmprobe.results.base import Result
+from llmprobe.runs.checkpoints import read_checkpoint
+from llmprobe.runs.folder import read_training
+from llmprobe.synthetic import decoder_plan as choices
+from llmprobe.synthetic import set_plan as set_tasks
+from llmprobe.synthetic.decoder_plan import ChoicePlan, ChoiceTraining
+from llmprobe.synthetic.plan import Plan
 from llmprobe.synthetic.runs import Watch, as_variant, run_plan
-from llmprobe.synthetic.search import SearchPlan
-from llmprobe.synthetic.sets import SetPlan, SetTraining
+from llmprobe.synthetic.search_plan import SearchPlan
+from llmprobe.synthetic.set_plan import SetPlan, SetTraining
 from llmprobe.synthetic.tasks import CHOICES, find_choice, find_task
 from llmprobe.synthetic.training import Training, train
-from llmprobe.workspace import read_training
 
 _SEARCHED = {"set-complement": "mlp+prenorm", "othello": "baseline"}
 """Networks of which a search has the settings, where none is named."""

@@ -18,7 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from llmprobe.runtime import numpy_generator
+from llmprobe.base.seeds import numpy_generator
 
 Boards = NDArray[np.uint64]
 Moves = NDArray[np.int8]

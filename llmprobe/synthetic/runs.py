@@ -10,14 +10,15 @@ from typing import Any
 
 import torch
 
-from llmprobe.checkpoints import check_same, gather_tensors, read_checkpoint, write_checkpoint
+from llmprobe.base.machine import is_out_of_memory
+from llmprobe.base.processes import main_first, process, wait_for_all
 from llmprobe.errors import CheckpointError, OutOfMemoryError
-from llmprobe.kinds import load_result
-from llmprobe.results import Result
-from llmprobe.runtime import is_out_of_memory, main_first, process, wait_for_all
-from llmprobe.synthetic.planning import Done, Numbers, Piece, Plan
+from llmprobe.results.base import Result
+from llmprobe.results.opening import load_result
+from llmprobe.runs.checkpoints import check_same, gather_tensors, read_checkpoint, write_checkpoint
+from llmprobe.runs.folder import Workspace, open_training
+from llmprobe.synthetic.plan import Done, Numbers, Piece, Plan
 from llmprobe.synthetic.training import Trained, Training, train
-from llmprobe.workspace import Workspace, open_training
 
 Watch = Callable[[str, int, int, str], object]
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from llmprobe.lengths import LONGEST
+from llmprobe.base.lengths import LONGEST
 from llmprobe.synthetic.othello import MAX_MOVES, SQUARES, as_squares, legal_moves, random_games
 
 N_CLASSES = 10

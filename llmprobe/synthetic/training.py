@@ -19,10 +19,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from llmprobe.checkpoints import check_same, read_checkpoint, write_checkpoint
+from llmprobe.base.lengths import LONGEST
+from llmprobe.base.machine import memory_kept, without_denormals
+from llmprobe.base.seeds import torch_generator
 from llmprobe.errors import CheckpointError
-from llmprobe.lengths import LONGEST
-from llmprobe.runtime import memory_kept, torch_generator, without_denormals
+from llmprobe.runs.checkpoints import check_same, read_checkpoint, write_checkpoint
 from llmprobe.synthetic.averaging import Average, Averaging, Bema, Ema
 from llmprobe.synthetic.layers import Drop, SeedDropout, no_drop
 from llmprobe.synthetic.optimizer import SeedAdamW, clip_by_seed

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from llmprobe.kinds import known_kinds
-from llmprobe.prompts import PROMPTS
-from llmprobe.synthetic.decoder import DECODER_PARTS
-from llmprobe.synthetic.network import PARTS
+from llmprobe.probes.prompts import PROMPTS
+from llmprobe.results.opening import known_kinds
+from llmprobe.synthetic.decoder_network import DECODER_PARTS
+from llmprobe.synthetic.set_network import PARTS
 from llmprobe.synthetic.tasks import CHOICES, TASKS
 
 EXPECTED = {

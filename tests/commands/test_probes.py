@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from conftest import ROOT
+from checkout import ROOT
 from families import tiny
 
 import llmprobe

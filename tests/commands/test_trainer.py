@@ -6,7 +6,7 @@ import re
 import pytest
 
 from llmprobe import load_result
-from llmprobe.synthetic.search import RANGES
+from llmprobe.synthetic.search_plan import RANGES
 
 SMALL = ("--steps", 20, "--seeds", 2, "--lengths", "16,32", "--sets", 16, "--width", 16)
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from llmprobe.synthetic.choices import ChoiceTraining
+from llmprobe.synthetic.decoder_plan import ChoiceTraining
 from llmprobe.synthetic.othello import SQUARES, as_squares, legal_moves, replay
 from llmprobe.synthetic.tasks import CHOICES, ComplementTask, OthelloTask, find_choice, find_task
 

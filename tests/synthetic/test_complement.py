@@ -12,9 +12,9 @@ from llmprobe.synthetic.complement import (
     solve_complement,
     wrong_mass,
 )
-from llmprobe.synthetic.decoder import Decoder
+from llmprobe.synthetic.decoder_network import Decoder
+from llmprobe.synthetic.decoder_scores import score
 from llmprobe.synthetic.lab import load_synthetic, train_synthetic
-from llmprobe.synthetic.scoring import score
 from llmprobe.synthetic.tasks import ComplementTask
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from llmprobe import load_result, load_synthetic, merge_results, train_synthetic
-from llmprobe.checkpoints import read_checkpoint, write_checkpoint
 from llmprobe.errors import CheckpointError
+from llmprobe.runs.checkpoints import read_checkpoint, write_checkpoint
 
 SETS = {
     "task": "argmax",

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from llmprobe import probe_variance
-from llmprobe.checkpoints import read_checkpoint, write_checkpoint
 from llmprobe.errors import CheckpointError
-from llmprobe.synthetic.evaluation import evaluate
+from llmprobe.runs.checkpoints import read_checkpoint, write_checkpoint
 from llmprobe.synthetic.lab import load_synthetic, make_plan, train_synthetic
-from llmprobe.synthetic.network import PARTS, SetNetwork
-from llmprobe.synthetic.sets import PRESETS, SetPlan, SetTraining
+from llmprobe.synthetic.set_network import PARTS, SetNetwork
+from llmprobe.synthetic.set_plan import PRESETS, SetPlan, SetTraining
+from llmprobe.synthetic.set_scores import evaluate
 from llmprobe.synthetic.training import train
 
 SMALL = {"steps": 20, "seeds": 3, "lengths": [16, 64], "sets": 32, "width": 16}

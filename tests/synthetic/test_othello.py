@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from conftest import ROOT
+from checkout import ROOT
 from scipy.stats import chisquare
 
 from llmprobe.synthetic.othello import (

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from llmprobe import attention_layers, capture_attention, probe_attention, probe_variance
-from llmprobe.prompts import make_prompts
-from llmprobe.synthetic.network import PARTS, SetNetwork
+from llmprobe.probes.prompts import make_prompts
+from llmprobe.synthetic.set_network import PARTS, SetNetwork
 from llmprobe.synthetic.tasks import TASKS, VOCAB_SIZE
 from llmprobe.synthetic.variants import BASELINE
 

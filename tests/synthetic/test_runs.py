@@ -7,15 +7,16 @@ import pytest
 import torch
 
 from llmprobe import load_result
-from llmprobe.checkpoints import read_checkpoint, write_checkpoint
 from llmprobe.errors import CheckpointError, OutOfMemoryError
-from llmprobe.synthetic import planning, runs
+from llmprobe.results.accuracy import SyntheticResult
+from llmprobe.runs.checkpoints import read_checkpoint, write_checkpoint
+from llmprobe.runs.folder import open_training, read_training
+from llmprobe.synthetic import plan as planning
+from llmprobe.synthetic import runs
 from llmprobe.synthetic import training as training_module
-from llmprobe.synthetic.outcomes import SyntheticResult
 from llmprobe.synthetic.runs import as_variant, run_plan
-from llmprobe.synthetic.sets import SetPlan, SetTraining
+from llmprobe.synthetic.set_plan import SetPlan, SetTraining
 from llmprobe.synthetic.training import train
-from llmprobe.workspace import open_training, read_training
 
 BASE = SetTraining(steps=20, seeds=(0, 1, 2), width=16, schedule="cosine")
 VARIANTS = ("baseline", "layernorm", "adaptive", "ema", "layernorm+ema+adaptive")

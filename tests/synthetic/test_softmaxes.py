@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from llmprobe.synthetic.network import PARTS
+from llmprobe.synthetic.set_network import PARTS
 from llmprobe.synthetic.softmaxes import (
     DifferentialSoftmax,
     NormalizedScores,

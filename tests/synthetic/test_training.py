@@ -6,11 +6,11 @@ import math
 import pytest
 import torch
 
-from llmprobe.checkpoints import read_checkpoint, write_checkpoint
 from llmprobe.errors import CheckpointError
+from llmprobe.runs.checkpoints import read_checkpoint, write_checkpoint
 from llmprobe.synthetic import training as module
 from llmprobe.synthetic.optimizer import SeedAdamW
-from llmprobe.synthetic.sets import SetTraining
+from llmprobe.synthetic.set_plan import SetTraining
 from llmprobe.synthetic.training import (
     BLOCK,
     SCHEDULES,

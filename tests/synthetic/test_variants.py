@@ -2,7 +2,7 @@
 
 import pytest
 
-from llmprobe.synthetic.network import PARTS
+from llmprobe.synthetic.set_network import PARTS
 from llmprobe.synthetic.variants import (
     AT_TEST,
     AVERAGES,

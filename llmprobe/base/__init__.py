@@ -1,0 +1,1 @@
+"""What knows nothing of attention: the machine, processes, seeds, files, lengths, statistics."""

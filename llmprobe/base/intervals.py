@@ -1,0 +1,219 @@
+"""Slopes, means and differences with their intervals, and the tests that go with them.
+
+How fast a standard deviation falls with the length: the slope on log-log axes.
+
+Proposition 1 of the vanishing-variance paper bounds the variance of one output feature by a
+constant over N, so a head whose attention disperses has slope −1/2 here. The interval comes from
+a jackknife over groups of prompts: it knows nothing of the distribution, and it is honest about
+lengths that share their prompts, which makes the points of one fit anything but independent.
+
+One number a seed: its mean with an interval, and the tests that compare two of them in pairs.
+
+    better = estimate(accuracy_with - accuracy_without)   # paired: a difference for each seed
+    better.mean, better.low, better.high, paired_p(better)
+
+This module needs numpy and scipy only, so saved results can be fitted anew without torch.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import special
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Decay:
+    """Fits of many series at once; every array has the shape of the series."""
+
+    slope: Array
+    """d log std / d log N; NaN where a standard deviation is zero or not finite."""
+    slope_low: Array
+    """Lower end of the confidence interval; NaN where there are fewer than two groups."""
+    slope_high: Array
+    """Upper end of the confidence interval."""
+    r2: Array
+    """Share of the variance of log std that the line explains; NaN for two lengths."""
+    reason: NDArray[np.str_]
+    """Why something is NaN, in words; empty where nothing is."""
+
+
+def typical_std(std: ArrayLike) -> Array:
+    """The geometric mean over features of standard deviations (..., lengths, features).
+
+    Its decay is the mean over features of each feature's own slope. A median would serve the eye
+    as well, but a jackknife of a median has intervals that are several times too wide. Features
+    that do not vary at some length, or have no finite values there, have no slope and are left
+    out. Where none is left, it is zero or NaN at the lengths at which no feature varies: they are
+    the cause; or zero at all of them, where each feature fails at another one.
+    """
+    values = np.asarray(std, dtype=np.float64)
+    varies = values > 0
+    throughout = varies.all(axis=-2, keepdims=True)
+    some_left = np.asarray(throughout.any(axis=-1))
+    counted = np.where(some_left[..., None], throughout, varies)
+    n_counted = counted.sum(axis=-1)
+    logs = np.log(np.where(counted, values, 1.0))
+    typical = np.exp(logs.sum(axis=-1) / np.maximum(n_counted, 1))
+    known = some_left | (n_counted == 0).any(axis=-1, keepdims=True)
+    nothing = np.where(known & np.isnan(values).any(axis=-1), np.nan, 0.0)
+    return np.where(known & (n_counted > 0), typical, nothing)
+
+
+def fit_decay(
+    lengths: Sequence[int],
+    std: ArrayLike,
+    *,
+    without: ArrayLike | None = None,
+    sizes: Sequence[int] | None = None,
+    level: float = 0.95,
+) -> Decay:
+    """Fit log std = intercept + slope · log length by least squares.
+
+    `std` has shape (..., lengths). `without` has shape (groups, ..., lengths): the same standard
+    deviations computed from all prompts but those of one group; `sizes` are the groups' numbers of
+    prompts, equal by default. Without groups, or with one, the interval is NaN and `reason` says
+    so. Fewer than two lengths are a `ValueError`.
+    """
+    if len(set(lengths)) < max(2, len(lengths)) or min(lengths) < 1:
+        raise ValueError(
+            f"fit_decay: got lengths {lengths!r}; needs at least two, distinct, positive"
+        )
+    x = np.log(np.asarray(lengths, dtype=np.float64))
+    y = np.asarray(std, dtype=np.float64)
+    if y.shape[-1:] != x.shape:
+        raise ValueError(f"fit_decay: std has shape {y.shape}, its last axis must be {len(x)} long")
+    if not 0 < level < 1:
+        raise ValueError(f"fit_decay: got level {level}, accepted: between 0 and 1, such as 0.95")
+
+    slope, r2 = _least_squares(x, _log(y))
+    reason = _degenerate(lengths, y)
+    if len(x) == 2:
+        r2 = np.full_like(slope, np.nan)
+        reason = _add(reason, np.isfinite(slope), "two lengths: R² is undefined")
+
+    flat = np.isfinite(slope) & ~np.isfinite(r2)
+    if len(x) > 2:
+        reason = _add(reason, flat, "a constant: R² is undefined")
+
+    low, high = np.full_like(slope, np.nan), np.full_like(slope, np.nan)
+    n_groups = 0 if without is None else len(np.asarray(without))
+    if n_groups < 2:
+        reason = _add(reason, np.isfinite(slope), "fewer than two groups: no interval")
+    else:
+        left_out = np.asarray(without, dtype=np.float64)
+        if left_out.shape[1:] != y.shape:
+            raise ValueError(
+                f"fit_decay: without has shape {left_out.shape}, needs (groups, *{y.shape})"
+            )
+        if sizes is not None and (len(sizes) != n_groups or min(sizes) < 1):
+            raise ValueError(f"fit_decay: got sizes {sizes!r}, needs {n_groups} positive numbers")
+        replicates, _ = _least_squares(x, _log(left_out))
+        half = _half_width(
+            slope, replicates, np.asarray([1] * n_groups if sizes is None else sizes), level
+        )
+        low, high = slope - half, slope + half
+        reason = _add(
+            reason,
+            np.isfinite(slope) & ~np.isfinite(half),
+            "zero variance where one group is left out: no interval",
+        )
+    return Decay(slope, low, high, r2, reason)
+
+
+def _least_squares(x: Array, y: Array) -> tuple[Array, Array]:
+    dx = x - x.mean()
+    dy = y - y.mean(axis=-1, keepdims=True)
+    slope = dy @ dx / (dx @ dx)
+    total = (dy**2).sum(axis=-1)
+    residual = ((dy - slope[..., None] * dx) ** 2).sum(axis=-1)
+    # A constant series is fitted perfectly by the flat line, but there is nothing to explain.
+    r2 = np.where(total > 0, 1 - residual / np.where(total > 0, total, 1), np.nan)
+    return slope, np.where(np.isfinite(slope), r2, np.nan)
+
+
+def _half_width(slope: Array, replicates: Array, sizes: NDArray[np.int64], level: float) -> Array:
+    """Jackknife over groups of unequal size (Busing, Meijer and van der Leeden 1999)."""
+    n_groups, total = len(sizes), sizes.sum()
+    weight = (total / sizes).reshape(-1, *[1] * slope.ndim)
+    pseudo = weight * slope - (weight - 1) * replicates
+    center = n_groups * slope - ((1 - 1 / weight) * replicates).sum(axis=0)
+    variance = ((pseudo - center) ** 2 / (weight - 1)).mean(axis=0)
+    return special.stdtrit(n_groups - 1, (1 + level) / 2) * np.sqrt(variance)
+
+
+def _log(std: Array) -> Array:
+    return np.log(np.where(np.isfinite(std) & (std > 0), std, np.nan))
+
+
+def _degenerate(lengths: Sequence[int], std: Array) -> NDArray[np.str_]:
+    reason = np.full(std.shape[:-1], "", dtype=np.str_)
+    for number, length in reversed(list(enumerate(lengths))):
+        value = std[..., number]
+        reason = np.where(value == 0, f"zero variance at length {length}", reason)
+        reason = np.where(~np.isfinite(value), f"no finite variance at length {length}", reason)
+    return np.where((std == 0).all(axis=-1), "nothing varies at every length", reason)
+
+
+def _add(reason: NDArray[np.str_], where: NDArray[np.bool_], text: str) -> NDArray[np.str_]:
+    joined = np.where(reason == "", text, np.char.add(np.char.add(reason, "; "), text))
+    return np.where(where, joined, reason)
+
+
+LEVEL = 0.05
+_ROUNDING = 1e-12
+"""A spread that is smaller than this, beside the values, is none: shares are rounded."""
+
+
+class Estimate(NamedTuple):
+    """A mean over seeds with its 95 % t interval; NaN where too few seeds are known."""
+
+    mean: float
+    sd: float
+    low: float
+    high: float
+    n: int
+
+
+def estimate(values: ArrayLike) -> Estimate:
+    """The mean of one number a seed; those that are not finite are left out."""
+    from scipy import special
+
+    known = np.asarray(values, dtype=np.float64)
+    known = known[np.isfinite(known)]
+    n = len(known)
+    if n < 2:
+        return Estimate(float(known[0]) if n else np.nan, np.nan, np.nan, np.nan, n)
+    mean, sd = float(known.mean()), float(known.std(ddof=1))
+    if sd <= _ROUNDING * np.abs(known).max():
+        sd = 0.0
+    half = float(special.stdtrit(n - 1, 1 - LEVEL / 2)) * sd / n**0.5
+    return Estimate(mean, sd, mean - half, mean + half, n)
+
+
+def paired_p(difference: Estimate) -> float:
+    """Of the two-sided t test that the mean difference is 0; NaN where it does not vary."""
+    from scipy import special
+
+    if not difference.sd > 0:
+        return np.nan
+    t = difference.mean / (difference.sd / difference.n**0.5)
+    return float(2 * special.stdtr(difference.n - 1, -abs(t)))
+
+
+def holm(p: ArrayLike, level: float = LEVEL) -> NDArray[np.bool_]:
+    """Which of several hypotheses fall when the chance of one false alarm is `level` (Holm 1979).
+
+    NaN is a hypothesis that was not tested: it stands, and the others do not pay for it.
+    """
+    values = np.asarray(p, dtype=np.float64)
+    tested = np.flatnonzero(np.isfinite(values))
+    order = tested[np.argsort(values[tested])]
+    fall = values[order] <= level / np.arange(len(order), 0, -1)
+    rejected = np.zeros(len(values), dtype=bool)
+    rejected[order] = np.logical_and.accumulate(fall)  # the first that stands saves the rest
+    return rejected

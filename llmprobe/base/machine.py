@@ -1,0 +1,247 @@
+"""The machine: device, number type, memory, environment.
+
+Everything that depends on where the code runs is decided here, once.
+"""
+
+import ctypes
+import platform
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+import psutil
+import torch
+
+from llmprobe.base.processes import process, world_size
+
+try:
+    import resource
+except ModuleNotFoundError:  # Windows has no such limits
+    resource = None  # type: ignore[assignment]
+
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float64": torch.float64,
+}
+PACKAGES = ("torch", "transformers", "accelerate", "datasets", "numpy", "scipy", "seaborn", "typer")
+EXTRAS = {"gguf": ("gguf",), "notebook": ("ipykernel", "ipywidgets", "nbclient")}
+
+
+def resolve_device(device: str | torch.device = "auto") -> torch.device:
+    """`auto` is the accelerator that torch finds, this process's own one, else the CPU."""
+    if isinstance(device, torch.device):
+        return device
+    if device == "auto":
+        accelerator = torch.accelerator.current_accelerator(check_available=True)
+        if accelerator is None:
+            return torch.device("cpu")
+        if accelerator.type == "cuda":
+            return torch.device("cuda", process().local_rank)
+        return accelerator
+    unknown = ValueError(f"device: got {device!r}, accepted: auto, cpu, cuda, cuda:1, mps")
+    here = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": torch.backends.mps.is_available()}
+    try:
+        resolved = torch.device(device)
+    except RuntimeError:
+        raise unknown from None
+    if resolved.type not in here:
+        raise unknown
+    n_devices = int(here[resolved.type])
+    if not n_devices:
+        kind = resolved.type.upper()
+        raise ValueError(
+            f"device: got {device!r}, but torch sees no {kind} device; use auto or cpu"
+        )
+    if (resolved.index or 0) >= n_devices:
+        raise ValueError(
+            f"device: got {device!r}, but torch sees {n_devices} of this kind; use {resolved.type}"
+        )
+    return resolved
+
+
+def check_map(name: object) -> None:
+    """Refuse a name that is neither a plan of accelerate's to spread a model nor a device."""
+    plans = ("auto", "balanced", "balanced_low_0", "sequential")
+    if not isinstance(name, str):
+        return
+    try:
+        resolve_device("cpu" if name in plans else name)
+    except ValueError as error:
+        accepted = f"accepted: {', '.join(plans)}, or a device"
+        raise ValueError(f"device_map: got {name!r}, {accepted} ({error})") from None
+
+
+def resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
+    """`auto` is bfloat16 on GPUs that have it, float32 elsewhere.
+
+    On a CPU bfloat16 products are slower than float32 ones, so nothing is gained there.
+    """
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    if dtype == "auto":
+        native = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        return torch.bfloat16 if native else torch.float32
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype: got {dtype!r}, accepted: auto, {', '.join(DTYPES)}")
+    return DTYPES[dtype]
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that can still be had there: by this process, under whatever limit it runs."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    limits = [psutil.virtual_memory().available, *_free_in_group(Path("/sys/fs/cgroup"))]
+    if resource is not None:
+        most, _ = resource.getrlimit(resource.RLIMIT_AS)
+        if most != resource.RLIM_INFINITY:
+            limits.append(most - psutil.Process().memory_info().vms)
+    return max(0, min(limits))
+
+
+def _free_in_group(root: Path) -> Iterator[int]:
+    """What the control groups of Linux leave to this process: a container's, a scheduler's."""
+    try:
+        _, found, own = Path("/proc/self/cgroup").read_text().strip().rpartition("0::/")
+        for group in (root / own, *(root / own).parents) if found else ():
+            if group.is_relative_to(root) and (group / "memory.max").is_file():
+                most, used = ((group / f"memory.{n}").read_text() for n in ("max", "current"))
+                if most.strip() != "max":
+                    yield int(most) - int(used)
+    except (OSError, ValueError):  # another system, or another version of them
+        return
+
+
+@contextmanager
+def without_denormals() -> Iterator[None]:
+    """Take numbers below 1e-38 as zero on the CPU, which is many times slower with them."""
+    before = not torch.tensor(1e-39).mul(1).item()
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(before)
+
+
+_MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # of mallopt in glibc
+_keepers = 0
+
+
+@contextmanager
+def memory_kept() -> Iterator[None]:
+    """Have the C library keep freed memory for the next tensor, where it is glibc.
+
+    It would give blocks of 32 MB and more back at once, and have the system zero the pages of the
+    next one, which takes longer than the arithmetic on it.
+    """
+    global _keepers
+    mallopt = _mallopt()
+    _keepers += 1
+    if _keepers == 1:
+        mallopt(_MMAP_THRESHOLD, 2**30)
+        mallopt(_TRIM_THRESHOLD, 2**31 - 1)
+    try:
+        yield
+    finally:
+        _keepers -= 1
+        if not _keepers:  # what glibc comes to by itself with blocks of this size
+            mallopt(_MMAP_THRESHOLD, 2**25)
+            mallopt(_TRIM_THRESHOLD, 2**26)
+
+
+@cache
+def _mallopt() -> Callable[[int, int], int]:
+    if platform.libc_ver()[0] != "glibc":
+        return lambda option, value: 0
+    return ctypes.CDLL(None).mallopt
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out, on whatever device."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    # The CPU's allocator; CUDA's and MPS's own; what cuBLAS and its like need to begin with.
+    known = ("allocate memory", "out of memory", "STATUS_ALLOC_FAILED")
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in known)
+
+
+@contextmanager
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """Without dropout; afterwards the model is in the mode that it was in."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+@contextmanager
+def untracked() -> Iterator[None]:
+    """Have the hub's client tell nothing of this machine beside what it asks for."""
+    from huggingface_hub import constants
+
+    before = constants.HF_HUB_DISABLE_TELEMETRY
+    constants.HF_HUB_DISABLE_TELEMETRY = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_DISABLE_TELEMETRY = before
+
+
+def environment() -> dict[str, object]:
+    """What decides how a run behaves here, for bug reports and `llmprobe env`."""
+    device = resolve_device()
+    memory = psutil.virtual_memory()
+    facts: dict[str, object] = {
+        "llmprobe": _version("llmprobe"),
+        "python": platform.python_version(),
+    }
+    facts |= {name: _version(name) for name in PACKAGES}
+    facts |= {
+        "platform": f"{platform.system()} {platform.machine()}",
+        "device": str(device),
+        "device name": torch.cuda.get_device_name(device) if device.type == "cuda" else "",
+        "dtype": str(resolve_dtype("auto", device)).removeprefix("torch."),
+        "threads": torch.get_num_threads(),
+        "processes": world_size(),  # as it was told: others are not waited for
+        "memory": f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB free",
+        "device memory": _device_memory(device),
+        "hub": _hub(),
+    }
+    for extra, modules in EXTRAS.items():
+        missing = [name for name in modules if find_spec(name) is None]
+        note = f"missing {', '.join(missing)}: pip install 'llmprobe[{extra}]'"
+        facts[f"extra {extra}"] = note if missing else "installed"
+    return {name: value for name, value in facts.items() if value != ""}
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _device_memory(device: torch.device) -> str:
+    if device.type != "cuda":
+        return ""
+    free, total = torch.cuda.mem_get_info(device)
+    return f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
+
+
+def _hub() -> str:
+    from huggingface_hub import constants, get_session
+
+    if constants.HF_HUB_OFFLINE:
+        return "offline (HF_HUB_OFFLINE is set)"
+    try:
+        get_session().head(constants.ENDPOINT, timeout=3)
+    except Exception:  # whatever the reason, the answer is the same
+        return "not reachable; local folders, .gguf files and cached models still load"
+    return "reachable"

@@ -1,0 +1,1 @@
+"""Looking into a model: loading it, finding its attention, capturing outputs and rows."""

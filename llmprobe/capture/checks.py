@@ -1,0 +1,206 @@
+"""A self-check: does the capture tell the truth about this model?
+
+`check_capture(model)` compares captures with the untouched model, with eager attention, with
+shorter prompts and with padded batches. A line that fails says by how much. Differences are
+relative: the largest one over the root mean square of what it is compared with.
+"""
+
+import inspect
+import math
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from llmprobe.base.machine import evaluating
+from llmprobe.base.seeds import torch_generator
+from llmprobe.capture.discovery import AttentionLayer, attention_layers, eager_weights, input_device
+from llmprobe.capture.outputs import capture_attention
+from llmprobe.capture.rows import capture_rows
+from llmprobe.errors import UnsupportedModelError
+
+_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4}
+_LONGEST = 2**16
+"""Eager attention has the square of it as weights."""
+_LOW_PRECISION_TOLERANCE = 0.1
+"""Half precision rounds at 2^-8 to 2^-11, and a few roundings meet in one output."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the report."""
+
+    name: str
+    passed: bool
+    difference: float | None
+    """None where the line is a fact and not a comparison."""
+    detail: str
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """All lines; `passed` if every one is."""
+
+    checks: tuple[Check, ...]
+
+    @property
+    def passed(self) -> bool:
+        return all(check.passed for check in self.checks)
+
+
+def check_capture(
+    model: nn.Module, *, tokenizer: Any = None, length: int = 64, seed: int = 0
+) -> CheckReport:
+    """Check captures of a causal language model on random prompts of `length` tokens."""
+    if not isinstance(length, int) or not 8 <= length <= _LONGEST:
+        raise ValueError(f"length: got {length!r}, accepted: 8 or more, to {_LONGEST:,}")
+    with evaluating(model), torch.inference_mode():
+        return CheckReport(tuple(_checks(model, tokenizer, length, seed)))
+
+
+def _takes_mask(model: nn.Module) -> bool:
+    parameters = inspect.signature(model.forward).parameters
+    free = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    return free or "attention_mask" in parameters
+
+
+def _checks(model: nn.Module, tokenizer: Any, length: int, seed: int) -> Iterator[Check]:
+    layers = attention_layers(model)
+    if any(layer.last_only for layer in layers):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} answers for the last token alone; the check compares them all"
+        )
+    if not _takes_mask(model):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} takes no attention mask; the check pads prompts"
+        )
+    yield Check("attention layers", True, None, _describe(layers))
+    tokens = _tokens(model, (3, length), seed)
+    inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "use_cache": False}
+
+    plain = model(**inputs).logits
+    with capture_attention(model) as outputs, capture_attention(model, at="heads") as heads:
+        hooked = model(**inputs).logits
+    same = float((hooked - plain).abs().max())
+    yield Check("hooked logits equal unhooked", same == 0, same, "largest difference of a logit")
+
+    def compare(name: str, got: Any, expected: Any, detail: str) -> Check:
+        worst = max(_difference(got[layer.layer], expected[layer.layer]) for layer in layers)
+        tolerance = _TOLERANCE.get(plain.dtype, _LOW_PRECISION_TOLERANCE)
+        return Check(name, worst <= tolerance, worst, detail)
+
+    with eager_weights(model), capture_attention(model) as eager:
+        model(**inputs)
+    yield compare("outputs equal eager attention's", outputs, eager, "worst layer")
+
+    projected = {x.layer: _project(model, x, heads[x.layer]) for x in layers}
+    yield compare("projected heads equal the outputs", projected, outputs, "worst layer")
+
+    served = sum(layer.interface for layer in layers)
+    kind = "single rows" if served == len(layers) else f"{len(layers) - served} by whole matrices"
+    yield compare("attention rows equal eager's", *_rows(model, layers, inputs, [0, -1]), kind)
+
+    few = [0, length // 2, -1]
+    some = {layers[0].layer, layers[len(layers) // 2].layer, layers[-1].layer}
+    stopped = {x.layer: outputs[x.layer][:, few] for x in layers}
+    for number in some:  # each is a forward of its own
+        with capture_attention(model, number, few, stop=True) as narrow:
+            model(**inputs)
+        stopped[number] = narrow[number]
+    wanted = {x.layer: outputs[x.layer][:, few] for x in layers}
+    yield compare("single queries equal the whole", stopped, wanted, "first, middle, last layer")
+
+    half = {name: x[:, : length // 2] if isinstance(x, Tensor) else x for name, x in inputs.items()}
+    with capture_attention(model, positions=-1) as prefix:
+        model(**half)
+    wanted = {x.layer: outputs[x.layer][:, [length // 2 - 1]] for x in layers}
+    yield compare("prefixes are consistent", prefix, wanted, "one pass serves all lengths")
+
+    for side in ("left", "right"):
+        padded, starts = _pad(model, tokens, side)
+        with capture_attention(model, positions=-1) as captured:
+            model(**padded)
+        wanted = {x.layer: _last(outputs[x.layer], starts) for x in layers}
+        yield compare(f"padding on the {side} changes nothing", captured, wanted, "worst layer")
+
+    if tokenizer is not None:
+        yield Check("beginning of sequence", True, None, _describe_bos(tokenizer))
+
+
+def _rows(
+    model: nn.Module, layers: tuple[AttentionLayer, ...], inputs: Any, few: list[int]
+) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
+    """Weights of a few queries as they are captured, and as eager modules return them."""
+    with capture_rows(model, positions=few, weights=True) as rows:
+        model(**inputs)
+    whole: dict[int, Tensor] = {}
+    with ExitStack() as stack:
+        stack.enter_context(eager_weights(model))
+        for layer in layers:
+
+            def hook(module: nn.Module, args: Any, output: Any, number: int = layer.layer) -> None:
+                weights = next(x for x in output[1:] if isinstance(x, Tensor) and x.ndim == 4)
+                whole[number] = weights.transpose(1, 2)[:, few]
+
+            module = model.get_submodule(layer.path)
+            stack.callback(module.register_forward_hook(hook).remove)
+        model(**inputs)
+    return {x.layer: rows[x.layer].weights for x in layers}, whole
+
+
+def _project(model: nn.Module, layer: AttentionLayer, heads: Tensor) -> Tensor:
+    projected: Tensor = model.get_submodule(layer.projection)(heads.flatten(-2))
+    return projected
+
+
+def _pad(model: nn.Module, tokens: Tensor, side: str) -> tuple[dict[str, Any], list[int]]:
+    """The prompts cut to three lengths in one padded batch, and those lengths."""
+    length = tokens.shape[1]
+    lengths = [length, length // 2, length // 4]
+    padded, mask = torch.zeros_like(tokens), torch.zeros_like(tokens)
+    for row, n in enumerate(lengths):
+        where = slice(length - n, None) if side == "left" else slice(n)
+        padded[row, where], mask[row, where] = tokens[row, :n], 1
+    inputs = {"input_ids": padded, "attention_mask": mask, "use_cache": False}
+    # Models with absolute positions count the padding unless they are told not to.
+    if "position_ids" in inspect.signature(model.forward).parameters:
+        inputs["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)
+    return inputs, lengths
+
+
+def _last(outputs: Tensor, lengths: list[int]) -> Tensor:
+    return torch.stack([outputs[row, n - 1] for row, n in enumerate(lengths)])[:, None]
+
+
+def _difference(got: Tensor, expected: Tensor) -> float:
+    expected = expected.float()
+    scale = expected.square().mean().sqrt().clamp(min=1e-30)
+    worst = float((got.float() - expected).abs().max() / scale)
+    return worst if math.isfinite(worst) else math.inf  # NaN would pass for small
+
+
+def _tokens(model: nn.Module, shape: tuple[int, int], seed: int) -> Tensor:
+    embedding = model.get_input_embeddings()
+    generator = torch_generator(seed, "check")
+    tokens = torch.randint(embedding.num_embeddings, shape, generator=generator)
+    return tokens.to(input_device(model))
+
+
+def _describe(layers: tuple[AttentionLayer, ...]) -> str:
+    kinds = [layer.type for layer in layers]
+    counted = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
+    one = layers[0]
+    heads = f"{one.n_heads} heads of {one.head_size}"
+    if one.n_kv_heads != one.n_heads:
+        heads += f", {one.n_kv_heads} KV heads"
+    return f"{counted}; {heads}; output of {one.hidden_size}"
+
+
+def _describe_bos(tokenizer: Any) -> str:
+    if tokenizer.bos_token_id is None:
+        return "the tokenizer has none"
+    adds = tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id]
+    return f"{tokenizer.bos_token} is {'added' if adds else 'not added'} by the tokenizer"

@@ -1,0 +1,408 @@
+"""Which modules of a model are its attention, found without a table of architectures.
+
+First by what the model declares: transformers models name the class that yields `attentions`, and
+a model of one's own can do the same with a class attribute
+
+    _can_record_outputs = {"attentions": MyAttention}
+
+Else by behavior: a few tokens are run, and a module that returns a square of weights over them,
+rows of mass at most one, is attention. The output projection is found by behavior too: it is the
+last child with a weight matrix that an attention module calls, and its input are the head outputs.
+A single head may need none and have an `nn.Identity` in that place.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from llmprobe.capture.calls import BASES, AttentionCall, can_listen, listening, uses_interface
+from llmprobe.errors import UnsupportedModelError
+
+LayerChoice = int | slice | Sequence[int] | None
+
+_N_TOKENS = 7
+"""For the run by behavior; a number that is hardly a number of heads by chance."""
+_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
+_KV_HEADS = ("num_kv_heads", "num_key_value_heads", "n_kv_heads")
+_DIGITS = 5
+"""Of a layer's number, which a range counts up to before there is a model to ask."""
+_TYPES = {
+    "sliding_attention": "sliding",
+    "chunked_attention": "sliding",
+    "linear_attention": "linear",
+}
+
+
+@dataclass(frozen=True)
+class AttentionLayer:
+    """One attention module and its shape."""
+
+    layer: int
+    """The model's own layer number."""
+    path: str
+    """Of the module in the model, for `model.get_submodule`."""
+    type: str
+    """full, sliding (a window or a chunk) or linear."""
+    n_heads: int
+    n_kv_heads: int
+    head_size: int
+    """Of one head's output."""
+    hidden_size: int
+    """Of the module's output."""
+    projection: str
+    """Path of the output projection."""
+    output: str
+    """Path of the module whose output is the attention's: the module itself, or the projection
+    where the module adds the residual stream before it returns (Bloom)."""
+    interface: bool
+    """Whether the module finds its attention function by name, so that single rows can be had."""
+    last_only: bool
+    """Whether the module answers for the last token alone: its output has one position."""
+
+
+_known: "WeakKeyDictionary[nn.Module, tuple[int, tuple[AttentionLayer, ...]]]" = WeakKeyDictionary()
+
+
+def attention_layers(model: nn.Module) -> tuple[AttentionLayer, ...]:
+    """The attention modules of a causal language model, in the order in which they run.
+
+    The first call runs seven tokens through the model, which hooks of yours will see as well; the
+    answer is kept until the model's structure changes.
+    """
+    structure = hash(tuple((name, type(module)) for name, module in model.named_modules()))
+    if model not in _known or _known[model][0] != structure:
+        _known[model] = structure, tuple(_discover(model))
+    return _known[model][1]
+
+
+def choose_layers(
+    layers: Sequence[AttentionLayer], choice: LayerChoice
+) -> tuple[AttentionLayer, ...]:
+    """The chosen ones: all (None), by layer number, from the end (negative), or by a slice."""
+    if choice is None:
+        return tuple(layers)
+    if isinstance(choice, slice):
+        chosen = list(layers)[choice]
+    else:
+        numbers = [choice] if isinstance(choice, int) else list(choice)
+        chosen = [_by_number(layers, number) for number in numbers]
+    if not chosen:
+        raise ValueError(f"layers: {choice!r} chooses none of {_numbers(layers)}")
+    return tuple(layer for layer in layers if layer in chosen)
+
+
+def parse_layers(text: str) -> LayerChoice:
+    """Layers as people write them: `all`, `0`, `-1`, `0,4,8..12` (both ends included)."""
+    if text.strip() == "all":
+        return None
+    numbers: list[int] = []
+    for item in text.replace(" ", "").split(","):
+        match = re.fullmatch(rf"(-?\d{{1,{_DIGITS}}})(?:\.\.(\d{{1,{_DIGITS}}}))?", item)
+        if match is None:
+            raise ValueError(
+                f"layers: got {text!r}, accepted: all, 0, -1, 0,4,8..12; {_DIGITS} digits at most"
+            )
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            raise ValueError(f"layers: {item!r} runs backwards; accepted: all, 0, -1, 0,4,8..12")
+        numbers += range(first, last + 1)
+    return numbers
+
+
+def decoder_of(model: nn.Module) -> nn.Module:
+    """The part that runs the layers, whichever wrapper or head is around it."""
+    find = getattr(model, "get_decoder", None)
+    decoder = find() if callable(find) else model
+    return decoder if isinstance(decoder, nn.Module) else model
+
+
+def _by_number(layers: Sequence[AttentionLayer], number: int) -> AttentionLayer:
+    if -len(layers) <= number < 0:
+        return layers[number]
+    for layer in layers:
+        if layer.layer == number:
+            return layer
+    raise ValueError(f"layers: no attention layer {number}, accepted: {_numbers(layers)}")
+
+
+def _numbers(layers: Sequence[AttentionLayer]) -> str:
+    numbers = [layer.layer for layer in layers]
+    if numbers == list(range(numbers[0], numbers[-1] + 1)):
+        return f"{numbers[0]} to {numbers[-1]}"
+    return ", ".join(map(str, numbers))
+
+
+def _discover(model: nn.Module) -> Iterator[AttentionLayer]:
+    config = getattr(model, "config", None)
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} is an encoder-decoder; llmprobe probes causal language models"
+        )
+    decoder = decoder_of(model)
+    attention = _declared(decoder) or _behaving(model, decoder)
+    if not attention:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} has no attention that could be found: none is declared, and "
+            "no module returns attention weights (an attention-free model, or a new kind); use "
+            "another model"
+        )
+    paths = {id(module): path for path, module in model.named_modules()}
+    attention = [module for module in model.modules() if module in set(attention)]
+    try:
+        seen = _observe(model, attention, filter(can_listen, attention))
+    except UnsupportedModelError:  # sparse attention, which must not be listened to
+        seen = _observe(model, attention, ())
+    numbers = [_layer_number(paths[id(module)], module) for module in attention]
+    if len(set(numbers)) < len(numbers):
+        numbers = list(range(len(numbers)))
+    for number, module in zip(numbers, attention, strict=True):
+        yield _describe(module, paths, number, seen[id(module)], decoder)
+
+
+def _declared(decoder: nn.Module) -> list[nn.Module]:
+    """Modules of the classes that the model names as the source of its attentions."""
+    found: list[nn.Module] = []
+    wanted = (getattr(type(decoder), "_can_record_outputs", None) or {}).get("attentions", ())
+    for item in wanted if isinstance(wanted, list | tuple) else [wanted]:
+        kind = item if isinstance(item, type) else getattr(item, "target_class", None)
+        within = getattr(item, "layer_name", None)
+        for path, module in decoder.named_modules():
+            named = within is None or f".{within.strip('.')}." in f".{path}."
+            if kind is not None and named and isinstance(module, kind):
+                found.append(module)
+    return found
+
+
+def _behaving(model: nn.Module, decoder: nn.Module) -> list[nn.Module]:
+    """Innermost modules that return weights (1, heads, tokens, tokens) of a causal attention."""
+    found: dict[int, nn.Module] = {}
+
+    def look(module: nn.Module, args: Any, output: Any) -> None:
+        if isinstance(output, tuple) and any(_are_weights(item) for item in output[1:]):
+            inner = {id(child) for child in module.modules()} - {id(module)}
+            if not inner & found.keys():
+                found[id(module)] = module
+
+    handles = [module.register_forward_hook(look) for module in decoder.modules()]
+    try:
+        with eager_weights(model):
+            _run(model, output_attentions=True)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return list(found.values())
+
+
+def _are_weights(item: Any) -> bool:
+    square = (_N_TOKENS, _N_TOKENS)
+    if not isinstance(item, Tensor) or item.ndim != 4 or item.shape[-2:] != square:
+        return False
+    mass = item.float().sum(-1)
+    return bool((item >= 0).all() and (mass < 1.01).all() and item.float().triu(1).sum() == 0)
+
+
+@contextmanager
+def eager_weights(model: nn.Module, layers: Sequence[AttentionLayer] = ()) -> Iterator[None]:
+    """Have all modules compute their weights, as eager ones do; `layers` are those that matter."""
+    for layer in layers:
+        module = model.get_submodule(layer.path)
+        name = getattr(getattr(module, "config", None), "_attn_implementation", None)
+        if layer.type == "linear" or (uses_interface(module) and name not in (*BASES, None)):
+            raise UnsupportedModelError(
+                f"{layer.path} ({type(module).__name__}, {layer.type}, attention {name!r}) has no "
+                "attention weights to show"
+            )
+    configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
+    names = {key: getattr(c, "_attn_implementation", None) for key, c in configs.items()}
+    try:
+        for key, config in configs.items():
+            if names[key] is not None:
+                config._attn_implementation = "eager"
+        yield
+    finally:
+        for key, config in configs.items():
+            if names[key] is not None:
+                config._attn_implementation = names[key]
+
+
+@dataclass
+class _Seen:
+    """What one attention module did when it ran."""
+
+    projection: nn.Module | None = None
+    projection_size: int = 0
+    given: Tensor | None = None
+    projected: Tensor | None = None
+    passed_on: tuple[nn.Module, Tensor] | None = None
+    hidden_size: int = 0
+    last_only: bool = False
+    returns_projected: bool = False
+    adds_residual: bool = False
+    calls: list[AttentionCall] = field(default_factory=list)
+
+
+def _observe(
+    model: nn.Module, attention: Sequence[nn.Module], listened: Iterable[nn.Module]
+) -> dict[int, _Seen]:
+    seen = {id(module): _Seen() for module in attention}
+
+    def listen(call: AttentionCall) -> None:
+        seen[id(call.module)].calls.append(call)
+
+    def watch(note: _Seen) -> Any:
+        def hook(child: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            given = _tensors(args, kwargs)
+            if not given or not isinstance(output, Tensor):
+                return
+            if _has_matrix(child):
+                note.projection, note.projection_size = child, given[0].shape[-1]
+                note.given, note.projected = given[0], output
+            elif output.shape == given[0].shape and _same(output, given[0]):
+                note.passed_on = child, output
+
+        return hook
+
+    def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        note, x = seen[id(module)], first_tensor(output)
+        note.hidden_size = x.shape[-1]
+        note.last_only = x.shape[:2] == (1, 1)
+        inputs, projected = _tensors(args, kwargs), note.projected
+        if projected is not None and projected.shape == x.shape:
+            note.returns_projected = _same(x, projected)
+            note.adds_residual = not note.returns_projected and any(
+                given.shape == x.shape and _same(given + projected, x) for given in inputs
+            )
+            # What is made of anything but the module's input may be the projection, changed after.
+            if not any(given is note.given for given in inputs):
+                return
+        if note.passed_on is not None and not (note.returns_projected or note.adds_residual):
+            child, passed = note.passed_on
+            if passed.shape == x.shape and _same(x, passed):
+                note.projection, note.projection_size = child, x.shape[-1]
+                note.returns_projected = True
+
+    with ExitStack() as stack:
+        for module in attention:
+            # First in line: hooks of others may change what the module returned.
+            handle = module.register_forward_hook(after, with_kwargs=True, prepend=True)
+            stack.callback(handle.remove)
+            for child in module.children():
+                if _has_matrix(child) or not any(True for _ in child.parameters()):
+                    hook = watch(seen[id(module)])
+                    handle = child.register_forward_hook(hook, with_kwargs=True, prepend=True)
+                    stack.callback(handle.remove)
+        stack.enter_context(listening(listened, listen))
+        _run(model)
+    return seen
+
+
+def _describe(
+    module: nn.Module, paths: dict[int, str], number: int, seen: _Seen, decoder: nn.Module
+) -> AttentionLayer:
+    path = paths[id(module)]
+    what = f"{path} ({type(module).__name__})"
+    if seen.projection is None or not (seen.returns_projected or seen.adds_residual):
+        raise UnsupportedModelError(f"{what} does not end in an output projection of its own")
+    if len(seen.calls) > 1:
+        raise UnsupportedModelError(
+            f"{what} computes attention more than once in a forward: layers share it, or its heads "
+            "are made of several"
+        )
+    if seen.calls:
+        call = seen.calls[0]
+        n_heads, n_kv_heads = call.query.shape[1], call.key.shape[1]
+        fits = n_heads * call.value.shape[-1] == seen.projection_size
+    else:
+        n_heads = _fact(module, _HEADS) or 0
+        n_kv_heads = _fact(module, _KV_HEADS) or n_heads
+        fits = n_heads > 0 and seen.projection_size % n_heads == 0
+    if not fits:
+        raise UnsupportedModelError(
+            f"{what} has {n_heads} heads, which do not fit its projection of {seen.projection_size}"
+        )
+    return AttentionLayer(
+        layer=number,
+        path=path,
+        type=_type(module, number, decoder, seen.calls),
+        n_heads=n_heads,
+        n_kv_heads=n_kv_heads,
+        head_size=seen.projection_size // n_heads,
+        hidden_size=seen.hidden_size,
+        projection=paths[id(seen.projection)],
+        output=paths[id(seen.projection)] if seen.adds_residual else path,
+        interface=bool(seen.calls) and not seen.last_only,  # it has one row, with nothing to spare
+        last_only=seen.last_only,
+    )
+
+
+def _layer_number(path: str, module: nn.Module) -> int:
+    """The number in the path, which shared modules keep apart; else what the module says."""
+    in_path = next((int(part) for part in path.split(".") if part.isdecimal()), None)
+    said = getattr(module, "layer_idx", getattr(module, "layer_id", 0))
+    return in_path if in_path is not None else said or 0
+
+
+def _fact(module: nn.Module, names: Iterable[str]) -> int | None:
+    for source in (module, getattr(module, "config", None)):
+        for name in names:
+            if isinstance(value := getattr(source, name, None), int):
+                return value
+    return None
+
+
+def _type(
+    module: nn.Module, number: int, decoder: nn.Module, calls: Sequence[AttentionCall]
+) -> str:
+    config = getattr(module, "config", None) or getattr(decoder, "config", None)
+    declared = getattr(config, "layer_types", None)
+    if declared and number < len(declared):
+        return _TYPES.get(declared[number], "full")
+    if calls:
+        return "sliding" if calls[0].options.get("sliding_window") else "full"
+    local = getattr(module, "attention_type", None) == "local"
+    return "sliding" if local or getattr(module, "sliding_window", None) else "full"
+
+
+def _has_matrix(module: nn.Module) -> bool:
+    return any(parameter.ndim >= 2 for parameter in module.parameters())
+
+
+def _tensors(args: Any, kwargs: Any) -> list[Tensor]:
+    return [item for item in (*args, *kwargs.values()) if isinstance(item, Tensor)]
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+def first_tensor(output: Any) -> Tensor:
+    """The attention output of a module that returns it alone or at the head of a tuple."""
+    return output[0] if isinstance(output, tuple | list) else output
+
+
+def input_device(model: nn.Module) -> torch.device:
+    """Where tokens go; weights that accelerate keeps elsewhere have a device to run on."""
+    embedding = model.get_input_embeddings()
+    device = next(embedding.parameters()).device
+    if device.type == "meta":
+        device = torch.device(getattr(embedding._hf_hook, "execution_device", None) or "cpu")
+    return device
+
+
+def _run(model: nn.Module, **options: Any) -> None:
+    """A few tokens through the model, leaving no trace in its mode or the random state."""
+    size = model.get_input_embeddings().num_embeddings
+    tokens = torch.arange(1, _N_TOKENS + 1, device=input_device(model))[None] % size
+    modes = {module: module.training for module in model.modules()}
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            model.eval()(input_ids=tokens, use_cache=False, **options)
+    finally:
+        for module, mode in modes.items():
+            module.training = mode

@@ -1,0 +1,148 @@
+"""Attention outputs of any Hugging Face causal language model, in linear memory.
+
+    with capture_attention(model, layers=[0, -1], positions=-1) as captured:
+        model(**batch)
+    captured[0]     # (batch, 1, hidden)
+
+1. `layers` and `positions` say what is wanted; a position counts from each prompt's own first or
+   last token, wherever the padding is.
+2. `at="heads"` gives the heads' outputs before the output projection.
+3. `stop=True` ends the forward when all has been seen; the model's call then returns None. With
+   few positions only their queries are computed in the deepest layer.
+4. `into=function` receives (layer, tensor) in the hook, and nothing is kept.
+"""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from llmprobe.capture.calls import can_listen, listening
+from llmprobe.capture.discovery import AttentionLayer, LayerChoice, first_tensor
+from llmprobe.capture.session import Positions, Session, wrap_forward
+from llmprobe.capture.single_positions import FewPositions
+from llmprobe.errors import CaptureError
+
+AT = ("output", "heads")
+
+
+def capture_attention(
+    model: nn.Module,
+    layers: LayerChoice = None,
+    positions: Positions = None,
+    at: str = "output",
+    stop: bool = False,
+    *,
+    into: Callable[[int, Tensor], object] | None = None,
+    device: torch.device | str | None = None,
+) -> "AttentionCapture":
+    """A context manager that captures what the attention modules put out.
+
+    `layers`: None for all, layer numbers (negative from the end), or a slice of them.
+    `positions`: None for all (padding included), a number or a list; negative from the end.
+    `at`: `output` for the module's output (batch, positions, hidden); `heads` for the heads before
+    the output projection (batch, positions, heads, head size).
+    `stop`: end each forward after the deepest wanted module; the call returns None.
+    `into`: called as into(layer, tensor) in the hook, in place of keeping anything.
+    `device`: where to keep the tensors; None leaves them where they are.
+
+    Several forwards append along the batch. Leaving the block checks that every hook has fired.
+    """
+    if at not in AT:
+        raise ValueError(f"at: got {at!r}, accepted: {', '.join(AT)}")
+    return AttentionCapture(
+        model, layers=layers, positions=positions, at=at, stop=stop, into=into, device=device
+    )
+
+
+class AttentionCapture(Session[Tensor]):
+    """What `capture_attention` gives: a mapping from layer number to tensor, filled by forwards."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        layers: LayerChoice,
+        positions: Positions,
+        at: str,
+        stop: bool,
+        into: Callable[[int, Tensor], object] | None,
+        device: torch.device | str | None,
+    ) -> None:
+        super().__init__(model, layers=layers, positions=positions, stop=stop, into=into)
+        self.at = at
+        self.device = device
+        self._few: FewPositions | None = None
+        self._narrow = False
+        """Whether the deepest layer computes the wanted positions alone in this forward."""
+
+    def attach(self, stack: ExitStack) -> None:
+        for layer in self.layers:
+            if self.at == "output":
+                source = self.model.get_submodule(layer.output)
+                handle = source.register_forward_hook(self._output_hook(layer))
+            else:
+                handle = self.projection(layer).register_forward_pre_hook(
+                    self._heads_hook(layer), with_kwargs=True
+                )
+            self.own(stack, handle)
+        narrow = self.stop and self.positions is not None and self.deepest.interface
+        if narrow and can_listen(self.module(self.deepest)):
+            self._attach_narrow(stack)
+
+    def _attach_narrow(self, stack: ExitStack) -> None:
+        """In the deepest layer compute the wanted positions alone."""
+        module = self.module(self.deepest)
+        self._few = few = FewPositions(module)
+
+        def around(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            self._narrow = False
+            given = few.arguments(*args, **kwargs)
+            # Anybody else who listens here is owed the whole output.
+            if given is not None and self.alone():
+                batch, length, _ = given["hidden_states"].shape
+                index = self.index(batch, length, given["hidden_states"].device)
+                if 2 * index.shape[1] <= length and few.suits(forward, given):
+                    self._narrow = True
+                    return few.run(forward, given, index)
+            return forward(*args, **kwargs)
+
+        wrap_forward(module, around, stack)
+        stack.enter_context(listening([module], few.listen))
+
+    def _output_hook(self, layer: AttentionLayer) -> Callable[[nn.Module, Any, Any], None]:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            self._keep(layer, self._wanted(layer, first_tensor(output)))
+
+        return hook
+
+    def _heads_hook(self, layer: AttentionLayer) -> Callable[[nn.Module, Any, Any], None]:
+        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+            if self._few is not None and self._few.trying:
+                return
+            x = args[0] if args else next(iter(kwargs.values()))
+            heads = self._wanted(layer, x).unflatten(-1, (layer.n_heads, layer.head_size))
+            self._keep(layer, heads)
+
+        return hook
+
+    def _wanted(self, layer: AttentionLayer, x: Tensor) -> Tensor:
+        narrowed = self._narrow and layer is self.deepest
+        return x.detach().clone() if narrowed else self.take(layer, x)
+
+    def _keep(self, layer: AttentionLayer, x: Tensor) -> None:
+        self.see(layer, x if self.device is None else x.to(self.device))
+
+    def join(self, layer: int, parts: list[Tensor]) -> Tensor:
+        if len({part.shape[1:] for part in parts}) > 1:
+            raise CaptureError(
+                f"layer {layer} was captured at lengths "
+                f"{', '.join(str(part.shape[1]) for part in parts)}; give `positions` to join them"
+            )
+        return torch.cat(parts)
+
+    def __repr__(self) -> str:
+        shapes = {n: tuple(self[n].shape) if parts else None for n, parts in self._kept.items()}
+        return f"AttentionCapture(at={self.at!r}, {shapes})"

@@ -1,0 +1,207 @@
+"""What keeps a model from being loaded: found before it is tried, and told in one line each.
+
+    with explained(place, device):
+        check_local(place)
+        ...
+
+A `Refusal` inside, or whatever transformers raises over a stranger's files, becomes a
+`ModelLoadError` that says what came and what to do next.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+from accelerate import init_empty_weights
+from huggingface_hub import constants, get_token, is_offline_mode, list_repo_files
+from huggingface_hub import errors as hub
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM
+
+from llmprobe.base.machine import free_memory
+from llmprobe.errors import ModelLoadError
+
+BUILTIN = Path(__file__).parent / "builtin"
+_LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
+_MOST_LAYERS, _MOST_CONFIG_BYTES = 10_000, 2**26
+
+
+class Refusal(Exception):
+    """Something to tell the user; the text goes behind the model's name."""
+
+
+class Place(NamedTuple):
+    source: str  # what `from_pretrained` takes: a folder or a hub id
+    shown: str  # for display, without its path
+    given: str  # as the user wrote it, for error messages
+    local: bool
+    revision: str | None = None
+    gguf: Path | None = None
+    allow_pickle: bool = False
+
+
+def check_local(place: Place) -> None:
+    path = place.gguf or Path(place.source)
+    if not path.exists():
+        builtin = "is missing from this installation; reinstall llmprobe"
+        raise Refusal(builtin if path == BUILTIN else "does not exist; check the path")
+    if place.gguf is not None:
+        with path.open("rb") as file:
+            if file.read(4) != b"GGUF":
+                raise Refusal("is no GGUF file, whatever its name says; download it again")
+        if find_spec("gguf") is None:
+            raise Refusal("needs the gguf package: pip install 'llmprobe[gguf]'")
+    elif not path.is_dir():
+        raise Refusal("is a file, but no .gguf; give the folder that holds config.json")
+    elif problem := _file_problem(files_of(place), place.allow_pickle):
+        raise Refusal(problem)
+
+
+def check_config(path: Path) -> None:
+    """Refuse a number of layers that no model has: each would be made, before anything is read."""
+    if path.stat().st_size > _MOST_CONFIG_BYTES:
+        raise Refusal(f"has a config.json of {path.stat().st_size:,} bytes, which is no model's")
+    told = json.loads(path.read_text(encoding="utf-8"))
+    for part in [told, *told.values()] if isinstance(told, dict) else []:
+        for name in _LAYERS if isinstance(part, dict) else ():
+            if isinstance(part.get(name), int) and part[name] > _MOST_LAYERS:
+                raise Refusal(
+                    f"says {name} is {part[name]:,} in its config.json; no model has so many"
+                )
+
+
+def check_size(
+    config: Any, dtype: torch.dtype, device: torch.device, trust_remote_code: bool
+) -> None:
+    """Refuse what cannot fit before it is tried: a CPU's memory may end in a kill, not an error."""
+    if getattr(config, "quantization_config", None) is not None:
+        return  # weights are packed in ways of their own
+    with init_empty_weights(include_buffers=True):
+        empty = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    need = sum(weight.numel() for weight in empty.parameters()) * dtype.itemsize
+    free = free_memory(device)
+    if need > free:
+        raise Refusal(
+            f"needs {need / 2**30:,.1f} GiB for its weights, and {free / 2**30:,.1f} GiB are free "
+            f"on {device}; try dtype bfloat16 or device_map auto"
+        )
+
+
+def files_of(place: Place) -> list[str]:
+    if place.local:
+        return sorted(entry.name for entry in Path(place.source).iterdir())
+    return list(list_repo_files(place.source, revision=place.revision))
+
+
+def _file_problem(files: Sequence[str], allow_pickle: bool) -> str | None:
+    """What a model's folder or repository lacks, by the names of its files."""
+    gguf = [name for name in files if name.lower().endswith(".gguf")]
+    pickle = any(name.startswith("pytorch_model") and name.endswith(".bin") for name in files)
+    if not files:
+        return "is an empty folder; give one that holds config.json and weights"
+    if "config.json" not in files:
+        if "result.json" in files:
+            return "is a result, not a model; open it with llmprobe.load_result"
+        if gguf:
+            return f"has no config.json; give the path of a GGUF file on this disk, like {gguf[0]}"
+        return "has no config.json, so it is no model; give a folder that save_pretrained wrote"
+    if any(name.endswith(".safetensors") for name in files) or (pickle and allow_pickle):
+        return None
+    if pickle:
+        return "has no safetensors weights, only a pickle (.bin); if you trust it, use allow_pickle"
+    return "has a config.json but no weights; give a folder with .safetensors files"
+
+
+def check_causal(config: Any) -> None:
+    """By what transformers declares about the config's class, before any weights are fetched."""
+    family = type(config)
+    masked = family in transformers.MODEL_FOR_MASKED_LM_MAPPING
+    foreign = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+    if getattr(config, "is_encoder_decoder", False):
+        kind = "an encoder-decoder"
+    elif masked and not getattr(config, "is_decoder", False):
+        # transformers would load it as a causal one, with attention in both directions.
+        kind = "an encoder"
+    elif family not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING and not foreign:
+        kind = "of another kind"
+    else:
+        return
+    architecture = (config.architectures or [family.__name__])[0]
+    raise Refusal(f"is {architecture}, {kind}; give a causal language model")
+
+
+def check_complete(report: Mapping[str, Any]) -> None:
+    """transformers fills what a file lacks with random numbers, which nobody wants to probe."""
+    wrong = {*report["missing_keys"], *(key[0] for key in report["mismatched_keys"])}
+    if wrong:
+        raise Refusal(
+            f"lacks weights that fit its config.json: {min(wrong)} and {len(wrong) - 1} more; "
+            "use a complete causal language model"
+        )
+
+
+@contextmanager
+def explained(place: Place, device: torch.device) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # a stranger's files can make transformers raise anything
+        refusal = isinstance(error, Refusal)
+        text = str(error) if refusal else _explain(error, place, device)
+        given = place.given if place.given.isprintable() else repr(place.given)
+        line = " ".join(f"{given} {text}".split())
+        raise ModelLoadError(line) from (None if refusal else error)
+
+
+def _explain(error: BaseException, place: Place, device: torch.device) -> str:
+    """What went wrong and the next step; the caller puts the name before it."""
+    page = f"{constants.ENDPOINT}/{place.source}"
+    reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    version = f"transformers {transformers.__version__}"
+    unknown = f"cannot be loaded by {version} ({reason}); check its files, or try another version"
+    memory = f"does not fit into the memory of {device}; try dtype bfloat16 or device_map auto"
+    causes = [error]
+    while causes[-1].__cause__ is not None:
+        causes.append(causes[-1].__cause__)
+    gated = f"is gated; accept its terms at {page}, then `hf auth login` or set HF_TOKEN"
+    # Looked for when it is wanted alone: with a wrong HF_HOME that is an error of its own.
+    if any(isinstance(cause, hub.GatedRepoError) for cause in causes) and get_token() is not None:
+        gated = f"is gated and your token has no access; ask for it at {page}"
+    why = "HF_HUB_OFFLINE is set" if is_offline_mode() else "the hub cannot be reached"
+    offline = f"is not all in the cache and {why}; run `hf download {place.source}` when online"
+    # The first that fits, so the narrower class comes before its base.
+    known: list[tuple[type[BaseException], str]] = [
+        (torch.OutOfMemoryError, memory),
+        (MemoryError, memory),
+        (hub.GatedRepoError, gated),
+        (hub.RevisionNotFoundError, f"has no revision {place.revision!r}; see {page}/commits"),
+        (
+            hub.RepositoryNotFoundError,
+            "is no folder here, and not on the hub or private; check the name, or `hf auth login`",
+        ),
+        (hub.HFValidationError, "is no folder here and cannot be a hub id; check the path"),
+        (hub.LocalEntryNotFoundError, offline),
+        (ConnectionError, offline),
+        (SafetensorError, f"has damaged or truncated weights ({reason}); get them again"),
+    ]
+    for cause in causes:
+        for kind, text in known:
+            if isinstance(cause, kind):
+                return text
+    if "DefaultCPUAllocator" in str(error):
+        return memory
+    if place.gguf is not None:
+        return f"is damaged, or a GGUF that transformers cannot read ({reason}); try another file"
+    if "trust_remote_code" in str(error):
+        return "brings code of its own; read it, and if you trust it, use trust_remote_code"
+    if not place.local and isinstance(error, OSError):
+        # transformers does not tell weights that are not there from those it could not fetch.
+        try:
+            return _file_problem(files_of(place), place.allow_pickle) or unknown
+        except OSError:
+            return offline
+    return unknown

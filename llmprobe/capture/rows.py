@@ -1,0 +1,206 @@
+"""Where chosen queries look: rows of the attention weights, and what they say, in linear memory.
+
+    with capture_rows(model, positions=[15, -1]) as rows:
+        model(**batch)
+    rows[0].entropy     # (batch, 2, heads)
+
+A row has the weights of one query over all tokens. It need not sum to one (learned sinks take
+their share), so its mass is kept beside the statistics, which are of the row as it is. Modules
+that find their attention function by name compute the wanted rows alone; for the others the whole
+matrix is made, if the memory is there.
+"""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from llmprobe.base.machine import free_memory
+from llmprobe.capture.calls import AttentionCall, listening
+from llmprobe.capture.discovery import AttentionLayer, LayerChoice, eager_weights
+from llmprobe.capture.session import Positions, Session, tokens_of
+from llmprobe.errors import CaptureError, OutOfMemoryError
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Statistics of attention rows; all begin with the shape (batch, positions, heads)."""
+
+    entropy: Tensor
+    """−Σ a ln a, in nats."""
+    effective: Tensor
+    """Effective tokens, 1 / Σ a²."""
+    first: Tensor
+    """Weight on the prompt's first token."""
+    mass: Tensor
+    """Σ a: one, unless a learned sink takes a share."""
+    top: Tensor
+    """The k largest weights, largest first: (..., k); zeros where there are fewer tokens."""
+    top_positions: Tensor
+    """Where they are, counted from the prompt's first token; −1 where the weight is zero."""
+    weights: Tensor | None
+    """The rows themselves (..., tokens), if asked for."""
+
+    @classmethod
+    def of(cls, weights: Tensor, starts: Tensor, *, k: int, keep: bool) -> "Rows":
+        """From weights (batch, heads, positions, tokens); prompts begin at `starts` (batch,)."""
+        rows = weights.detach().transpose(1, 2).float()
+        n_top = min(k, rows.shape[-1])
+        top, where = rows.topk(n_top, dim=-1)
+        where = (where - starts[:, None, None, None]).where(top > 0, -1)
+        missing = (0, k - n_top)
+        first = rows.gather(-1, starts[:, None, None, None].expand(*rows.shape[:-1], 1))
+        return cls(
+            entropy=torch.special.entr(rows).sum(-1),
+            effective=1 / rows.square().sum(-1),
+            first=first.squeeze(-1),
+            mass=rows.sum(-1),
+            top=nn.functional.pad(top, missing),
+            top_positions=nn.functional.pad(where, missing, value=-1),
+            weights=rows.clone() if keep else None,
+        )
+
+    @classmethod
+    def join(cls, parts: list["Rows"], *, dim: int) -> "Rows":
+        if len(parts) == 1:
+            return parts[0]
+        return cls(
+            **{
+                field.name: _cat([getattr(p, field.name) for p in parts], dim)
+                for field in fields(cls)
+            }
+        )
+
+
+def capture_rows(
+    model: nn.Module,
+    positions: Positions = -1,
+    layers: LayerChoice = None,
+    *,
+    k: int = 16,
+    weights: bool = False,
+    stop: bool = False,
+    into: Callable[[int, Rows], object] | None = None,
+) -> "RowCapture":
+    """A context manager that captures attention rows of chosen queries, for each head.
+
+    `positions`, `layers`, `stop` and `into` are as in `capture_attention`; `k` is how many of the
+    largest weights to keep; `weights=True` keeps the whole rows.
+    """
+    if positions is None:
+        raise ValueError("positions: rows of all queries are the whole matrix; name some positions")
+    if k < 1:
+        raise ValueError(f"k: got {k}, accepted: 1 or more")
+    return RowCapture(
+        model, positions=positions, layers=layers, k=k, weights=weights, stop=stop, into=into
+    )
+
+
+class _MatrixDoesNotFit(CaptureError, OutOfMemoryError):
+    """A capture that failed, for a reason that has a name of its own."""
+
+
+class _MatricesDoNotFit(_MatrixDoesNotFit, MemoryError):
+    """The same of several prompts: as a `MemoryError` it has a sweep try again with fewer."""
+
+
+class RowCapture(Session[Rows]):
+    """What `capture_rows` gives: a mapping from layer number to `Rows`, filled by forwards."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        positions: Positions,
+        layers: LayerChoice,
+        k: int,
+        weights: bool,
+        stop: bool,
+        into: Callable[[int, Rows], object] | None,
+    ) -> None:
+        super().__init__(model, layers=layers, positions=positions, stop=stop, into=into)
+        self.k = k
+        self.weights = weights
+        self._whole = [layer for layer in self.layers if not layer.interface]
+
+    def attach(self, stack: ExitStack) -> None:
+        by_module = {id(self.module(layer)): layer for layer in self.layers if layer.interface}
+        modules = [self.module(layer) for layer in self.layers if layer.interface]
+
+        def listen(call: AttentionCall) -> None:
+            batch, _, length, _ = call.query.shape
+            index = self.index(batch, length, call.query.device)
+            starts = self.key_starts(batch, length, call.key.shape[2], call.query.device)
+            parts = [self._rows(weights, starts) for weights in call.rows(index)]
+            self.see(by_module[id(call.module)], Rows.join(parts, dim=1))
+
+        if self._whole:
+            stack.enter_context(eager_weights(self.model, self._whole))
+        stack.enter_context(listening(modules, listen))
+        for layer in self._whole:
+            handle = self.module(layer).register_forward_hook(self._weights_hook(layer))
+            self.own(stack, handle)
+
+    def before_forward(self, given: dict[str, Any]) -> None:
+        """Whole matrices are only made where they fit."""
+        tokens = tokens_of(given)
+        square = [layer for layer in self._whole if not layer.last_only]
+        if not square or tokens is None:
+            return
+        batch, length = tokens.shape[:2]
+        n_heads = max(layer.n_heads for layer in square)
+        need = 3 * 4 * batch * n_heads * length**2  # scores, weights, and one in passing
+        free = free_memory(tokens.device)
+        if need > free:
+            alone = batch == 1
+            what = "a prompt" if alone else f"{batch} prompts"
+            remedy = "shorter prompts" if alone else "fewer prompts at a time, or shorter ones"
+            raise (_MatrixDoesNotFit if alone else _MatricesDoNotFit)(
+                f"attention rows of {type(self.model).__name__} need whole matrices: "
+                f"{need / 2**20:,.2f} MiB for {what} of {length} tokens, "
+                f"{free / 2**20:,.2f} MiB are free; use {remedy}"
+            )
+
+    def _weights_hook(self, layer: AttentionLayer) -> Callable[[nn.Module, Any, Any], None]:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            length = output[0].shape[1]
+            # Of a single query some modules return (batch, heads, tokens).
+            given = [x for x in output[1:] if isinstance(x, Tensor)]
+            given = [x[:, :, None] if layer.last_only and x.ndim == 3 else x for x in given]
+            weights = next((x for x in given if _are_weights(x, length)), None)
+            if weights is None:
+                raise CaptureError(
+                    f"{layer.path} ({type(module).__name__}) returned no attention weights, or "
+                    "negative ones"
+                )
+            rows = self.take(layer, weights.transpose(1, 2)).transpose(1, 2)
+            starts = self.key_starts(len(weights), length, weights.shape[3], weights.device)
+            self.see(layer, self._rows(rows, starts))
+
+        return hook
+
+    def _rows(self, weights: Tensor, starts: Tensor) -> Rows:
+        return Rows.of(weights, starts, k=self.k, keep=self.weights)
+
+    def join(self, layer: int, parts: list[Rows]) -> Rows:
+        lengths = {part.weights.shape[-1] for part in parts if part.weights is not None}
+        if len(lengths) > 1:
+            raise CaptureError(
+                f"whole rows of layer {layer} have lengths {', '.join(map(str, sorted(lengths)))} "
+                "and cannot be joined; use `into`, or prompts of one length"
+            )
+        return Rows.join(parts, dim=0)
+
+
+def _are_weights(x: Tensor, length: int) -> bool:
+    if x.ndim != 4 or x.shape[2] != length or x.shape[3] < length:
+        return False
+    return bool((x >= 0).all())
+
+
+def _cat(parts: list[Tensor | None], dim: int) -> Tensor | None:
+    tensors = [part for part in parts if part is not None]
+    return torch.cat(tensors, dim=dim) if tensors else None

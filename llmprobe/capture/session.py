@@ -1,0 +1,330 @@
+"""A session of hooks on a model's attention: attached on entering, removed on leaving.
+
+It owns its handles and touches nobody else's. It knows where each prompt of a padded batch begins
+and ends, ends a forward early without the caller seeing an exception, and on leaving makes sure
+that every hook has fired. It is a mapping from layer number to what was captured there; `capture`
+and `patterns` say what that is.
+"""
+
+import functools
+import inspect
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from operator import index
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from llmprobe.base.machine import memory_kept
+from llmprobe.capture.calls import n_listeners
+from llmprobe.capture.discovery import (
+    AttentionLayer,
+    LayerChoice,
+    attention_layers,
+    choose_layers,
+    decoder_of,
+)
+from llmprobe.errors import CaptureError
+
+Positions = int | Sequence[int] | None
+T = TypeVar("T")
+
+
+class _Stop(Exception):
+    """Ends a forward; never leaves the model's own call."""
+
+    def __init__(self, session: "Session[Any]") -> None:
+        self.session = session
+
+
+class Session(Mapping[int, T], Generic[T]):
+    """The part that is the same for every kind of capture."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        layers: LayerChoice,
+        positions: Positions,
+        stop: bool,
+        into: Callable[[int, T], object] | None,
+    ) -> None:
+        self.model = model
+        self.layers = choose_layers(attention_layers(model), layers)
+        self.deepest = self.layers[-1]
+        self.positions = _checked(positions)
+        self.stop = stop
+        self.into = into
+        self._kept: dict[int, list[T]] = {layer.layer: [] for layer in self.layers}
+        self._complete = False
+        self._stack = ExitStack()
+        self._own_hooks: set[int] = set()
+        # Of the forward that is running:
+        self._now: dict[int, T | None] = {}
+        self._mask: Tensor | None = None
+        self._n_tokens = 0
+        self._index: dict[torch.device, Tensor] = {}
+        self._bounds: tuple[Tensor, Tensor] | None = None
+
+    @abstractmethod
+    def attach(self, stack: ExitStack) -> None:
+        """Attach what this kind of capture needs; undone when the stack closes."""
+
+    @abstractmethod
+    def join(self, layer: int, parts: list[T]) -> T:
+        """What several forwards gave, along the batch."""
+
+    def __enter__(self) -> Self:
+        self._complete = False
+        with ExitStack() as stack:
+            stack.enter_context(memory_kept())
+            decoder = decoder_of(self.model)
+            self.own(stack, decoder.register_forward_pre_hook(self._before, with_kwargs=True))
+            self.attach(stack)
+            if self.stop:
+                self._last = self.module(self.deepest).register_forward_hook(self._last_hook)
+                self.own(stack, self._last)
+                self._catch_stops(stack)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        self._stack.close()
+        stopped = isinstance(error, _Stop) and error.session is self
+        if error is None or stopped:
+            silent = [layer.layer for layer in self.layers if layer.layer not in self._now]
+            if not self._complete:
+                raise CaptureError(
+                    f"the attention of layer {', '.join(map(str, silent))} did not run: was the "
+                    "model called inside the block, and does it use these layers?"
+                )
+        return stopped
+
+    def own(self, stack: ExitStack, handle: RemovableHandle) -> None:
+        """Remove the hook when the stack closes, and know it as our own till then."""
+        self._own_hooks.add(handle.id)
+        stack.callback(handle.remove)
+
+    def alone(self) -> bool:
+        """Whether nobody else listens to the deepest layer, and is owed what is in it."""
+        module = self.module(self.deepest)
+        hooks: set[int] = set()
+        for part in module.modules():
+            hooks |= part._forward_hooks.keys() | part._forward_pre_hooks.keys()
+        return hooks <= self._own_hooks and n_listeners(module) <= 1
+
+    def module(self, layer: AttentionLayer) -> nn.Module:
+        return self.model.get_submodule(layer.path)
+
+    def projection(self, layer: AttentionLayer) -> nn.Module:
+        return self.model.get_submodule(layer.projection)
+
+    def index(self, batch: int, length: int, device: torch.device) -> Tensor:
+        """Where the wanted positions are in this forward's tensors: (batch, positions)."""
+        if device not in self._index:
+            self._index[device] = self._locate(batch, length).to(device)
+        return self._index[device]
+
+    def starts(self, batch: int, length: int, device: torch.device) -> Tensor:
+        """Where each prompt's first token is among this forward's: (batch,)."""
+        if self._bounds is None:
+            self._bounds = _bounds(self._mask, batch, length)
+        return self._bounds[0].to(device)
+
+    def key_starts(self, batch: int, n_queries: int, n_keys: int, device: torch.device) -> Tensor:
+        """Where each prompt's first token is among the keys, which a cache may hold more of."""
+        if n_keys == n_queries:
+            return self.starts(batch, n_queries, device)
+        if self._mask is None:
+            return torch.zeros(batch, dtype=torch.int64, device=device)
+        if self._mask.shape[1] != n_keys:
+            raise CaptureError(
+                f"the cache holds {n_keys} tokens and the mask {self._mask.shape[1]}: where "
+                "prompts begin cannot be told; use a cache that grows with the prompt"
+            )
+        return _bounds(self._mask, batch, n_keys)[0].to(device)
+
+    def take(self, layer: AttentionLayer, x: Tensor) -> Tensor:
+        """The wanted positions of x (batch, length, ...), as a copy."""
+        if self.positions is None:
+            return x.detach().clone()
+        if layer.last_only:
+            self._check_last(layer, len(x))
+            return torch.cat([x.detach()] * len(self.positions), dim=1)
+        index = self.index(x.shape[0], x.shape[1], x.device)
+        return x.detach()[torch.arange(len(index), device=x.device)[:, None], index]
+
+    def _check_last(self, layer: AttentionLayer, batch: int) -> None:
+        """Positions count the prompt's tokens, though the tensors of this layer hold but one."""
+        wanted = self.index(batch, self._n_tokens, torch.device("cpu"))
+        if (wanted != self._n_tokens - 1).any():
+            raise CaptureError(
+                f"the attention of layer {layer.layer} ({layer.path}) answers for the last token "
+                f"alone: of positions {list(self.positions or ())} only -1 can be had"
+            )
+
+    def see(self, layer: AttentionLayer, what: T) -> None:
+        """Hand on or keep what a layer's hook has found, and stop where that was the last one."""
+        if layer.layer in self._now:
+            raise CaptureError(
+                f"the attention of layer {layer.layer} ({layer.path}) runs more than once in one "
+                "forward; a module that layers share cannot be told apart"
+            )
+        if self.into is not None:
+            self.into(layer.layer, what)
+        self._now[layer.layer] = what if self.into is None else None
+        if len(self._now) == len(self.layers):
+            self._commit()
+        if self.stop and layer is self.deepest and self.alone():
+            raise _Stop(self)
+
+    def _commit(self) -> None:
+        """Take what a forward gave, once it has given all: one that broke off leaves nothing."""
+        self._complete = True
+        for layer, what in self._now.items():
+            if what is not None:
+                self._kept[layer].append(what)
+
+    def _last_hook(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Stops behind the hooks of all others."""
+        if self.deepest.layer in self._now:
+            raise _Stop(self)
+
+    def __getitem__(self, layer: int) -> T:
+        number = self.layers[layer].layer if -len(self.layers) <= layer < 0 else layer
+        if number not in self._kept:
+            raise KeyError(f"layer {layer} was not captured; captured: {list(self._kept)}")
+        parts = self._kept[number]
+        if not parts:
+            reason = "it went to `into`" if self.into is not None else "no forward has run yet"
+            raise CaptureError(f"nothing is kept of layer {number}: {reason}")
+        if len(parts) > 1:
+            parts[:] = [self.join(number, parts)]
+        return parts[0]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._kept)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def _before(self, decoder: nn.Module, args: Any, kwargs: Any) -> None:
+        given = inspect.signature(decoder.forward).bind_partial(*args, **kwargs).arguments
+        mask = given.get("attention_mask", given.get("kwargs", {}).get("attention_mask"))
+        if self.positions is not None and mask is not None and not _is_flat(mask):
+            raise CaptureError(
+                "positions need to know the padding: give the attention mask as (batch, tokens)"
+            )
+        self._mask = mask if _is_flat(mask) else None
+        tokens = tokens_of(given)
+        self._n_tokens = 0 if tokens is None else tokens.shape[1]
+        self._now, self._index, self._bounds = {}, {}, None
+        if self.stop:
+            self.module(self.deepest)._forward_hooks.move_to_end(self._last.id)
+        self.before_forward(given)
+
+    def before_forward(self, given: dict[str, Any]) -> None:
+        """Look at a forward's arguments before it runs."""
+
+    def _locate(self, batch: int, length: int) -> Tensor:
+        assert self.positions is not None
+        self.starts(batch, length, torch.device("cpu"))
+        assert self._bounds is not None
+        starts, lengths = self._bounds
+        wanted = torch.tensor(self.positions)
+        beyond = (wanted >= lengths[:, None]) | (wanted < -lengths[:, None])
+        if beyond.any():
+            prompt, column = beyond.nonzero()[0].tolist()
+            raise CaptureError(
+                f"position {self.positions[column]} is beyond prompt {prompt}, which has "
+                f"{int(lengths[prompt])} tokens"
+            )
+        return starts[:, None] + torch.where(wanted < 0, lengths[:, None] + wanted, wanted)
+
+    def _catch_stops(self, stack: ExitStack) -> None:
+        """Wrap the forward of whatever a caller may call: the model and all around the layer."""
+        parts = self.deepest.path.split(".")
+        around = [self.model.get_submodule(".".join(parts[:n])) for n in range(len(parts))]
+        depth = Counter[str]()
+        for module in around:
+            if not isinstance(module, nn.ModuleList | nn.ModuleDict):
+                wrap_forward(module, _catch(self, depth), stack)
+
+
+def _catch(session: Session[Any], depth: Counter[str]) -> Callable[..., Any]:
+    def around(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        depth["calls"] += 1
+        try:
+            return forward(*args, **kwargs)
+        except _Stop as stop:
+            if stop.session is not session or depth["calls"] > 1:
+                raise
+            return None
+        finally:
+            depth["calls"] -= 1
+
+    return around
+
+
+def wrap_forward(module: nn.Module, around: Callable[..., Any], stack: ExitStack) -> None:
+    """Put around(forward, *args, **kwargs) in place of a module's forward till the stack closes."""
+    forward: Callable[..., Any] = module.forward
+    own = module.__dict__.get("forward")  # accelerate puts one there
+
+    def restore() -> None:
+        if own is None:
+            del module.__dict__["forward"]
+        else:
+            module.__dict__["forward"] = own
+
+    wrapped = functools.wraps(forward)(functools.partial(around, forward))
+    module.__dict__["forward"] = wrapped
+    stack.callback(restore)
+
+
+def _checked(positions: Positions) -> tuple[int, ...] | None:
+    if positions is None:
+        return None
+    try:
+        chosen = tuple(map(index, positions if isinstance(positions, Iterable) else [positions]))
+    except TypeError:
+        chosen = ()
+    if not chosen:
+        raise ValueError(
+            f"positions: got {positions!r}, accepted: None for all, a number, a list of numbers"
+        )
+    return chosen
+
+
+def tokens_of(given: dict[str, Any]) -> Tensor | None:
+    """The tokens among a forward's arguments, or what stands for them: (batch, tokens, ...)."""
+    named = given.get("kwargs", {}) | given
+    found = (named.get(name) for name in ("input_ids", "inputs_embeds"))
+    return next((x for x in found if isinstance(x, Tensor) and x.ndim > 1), None)
+
+
+def _is_flat(mask: Any) -> bool:
+    return isinstance(mask, Tensor) and mask.ndim == 2
+
+
+def _bounds(mask: Tensor | None, batch: int, length: int) -> tuple[Tensor, Tensor]:
+    """First token and number of tokens of each prompt; the one place that waits for the device."""
+    if mask is None:
+        return torch.zeros(batch, dtype=torch.int64), torch.full((batch,), length)
+    # With a cache the mask also covers earlier tokens; these tensors hold the last ones.
+    real = mask[:, -length:].cpu().bool()
+    starts, lengths = real.int().argmax(dim=1), real.sum(dim=1)
+    ends = length - real.flip(1).int().argmax(dim=1)
+    if not torch.equal(ends - starts, lengths):
+        raise CaptureError("the attention mask has holes; padding must be on one side of a prompt")
+    return starts, lengths

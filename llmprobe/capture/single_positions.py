@@ -1,0 +1,215 @@
+"""A few positions of an attention module, at the cost of the keys and values of the others.
+
+What a module puts out at a few positions takes the keys and values of all positions, but the
+queries, their rotation and their projection of those few alone. So its own forward runs twice:
+
+1. over all positions up to its attention function, which shows the keys and values. The child that
+   makes the queries and nothing else, where there is one, makes a single head of one position.
+2. over the chosen positions, its attention function being given the keys and values of 1.
+
+Whatever a family does on the way (norms, rotations, gates) is therefore in it. Whether a module can
+be run so, and which child makes the queries, is found by trial on its first tokens: the answer must
+be the one that the whole module gives.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache
+
+from llmprobe.base.machine import is_out_of_memory
+from llmprobe.capture.calls import AttentionCall, Listener, own_forward
+from llmprobe.capture.discovery import first_tensor
+
+_N_TRIED = 8
+"""Tokens of the trial."""
+_BY_POSITION = ("hidden_states", "position_embeddings", "position_ids")
+_OF_ALL_KEYS = ("attention_mask", "cache_position")
+Forward = Callable[..., Any]
+
+
+class _Shown(Exception):
+    """Ends the first run."""
+
+    def __init__(self, call: AttentionCall) -> None:
+        self.call = call
+
+
+@dataclass(frozen=True)
+class _Way:
+    """How a module can be run for a few positions."""
+
+    queries: nn.Module | None = None
+    """The child that makes the queries and nothing else."""
+    size: int = 0
+    """Of one head of them."""
+
+
+_known: "WeakKeyDictionary[nn.Module, _Way | None]" = WeakKeyDictionary()
+
+
+class FewPositions:
+    """Runs one attention module for chosen positions; `listen` must hear its attention calls."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.trying = False
+        """Whether a trial is running, which hooks on the module's children must not count."""
+        self._answer: Listener | None = None
+
+    def listen(self, call: AttentionCall) -> Tensor | None:
+        return None if self._answer is None else self._answer(call)
+
+    def arguments(self, *args: Any, **kwargs: Any) -> dict[str, Any] | None:
+        """A call's arguments by their names, if they can be cut to some positions."""
+        signature = inspect.signature(own_forward(self.module))
+        given = signature.bind(self.module, *args, **kwargs).arguments
+        given.pop(next(iter(signature.parameters)))
+        for name, parameter in signature.parameters.items():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                given |= given.pop(name, {})
+        hidden = given.get("hidden_states")
+        if not isinstance(hidden, Tensor) or hidden.ndim != 3:
+            return None
+        fits = all(
+            name in _OF_ALL_KEYS or not _tensors(value)
+            for name, value in given.items()
+            if name not in _BY_POSITION
+        )
+        along = [x for name in _BY_POSITION for x in _tensors(given.get(name))]
+        fits &= all(x.ndim > 1 and len(x) in (1, len(hidden)) for x in along)
+        return given if fits and all(x.shape[1] == hidden.shape[1] for x in along) else None
+
+    def suits(self, forward: Forward, arguments: dict[str, Any]) -> bool:
+        """Whether the module gives the same in this way, tried once for each module."""
+        if self.module.training:  # dropout would fall elsewhere
+            return False
+        if self.module not in _known:
+            self.trying = True
+            try:
+                _known[self.module] = self._try(forward, arguments)
+            finally:
+                self.trying = False
+        return _known[self.module] is not None
+
+    def run(self, forward: Forward, arguments: dict[str, Any], index: Tensor) -> Any:
+        """What the module returns for the positions `index` (batch, positions) alone."""
+        way = _known[self.module]
+        assert way is not None
+        return self._run(forward, arguments, index, way)
+
+    def _run(self, forward: Forward, arguments: dict[str, Any], index: Tensor, way: _Way) -> Any:
+        keys = self._keys(forward, arguments, way)
+
+        def answer(call: AttentionCall) -> Tensor:
+            whole = replace(keys, options=call.options)
+            return whole.outputs(index, call.query)
+
+        with self._answering(answer):
+            return forward(**_at(arguments, index))
+
+    def _keys(self, forward: Forward, arguments: dict[str, Any], way: _Way) -> AttentionCall:
+        def answer(call: AttentionCall) -> Tensor:
+            raise _Shown(call)
+
+        length = arguments["hidden_states"].shape[1]
+        try:
+            with self._answering(answer), _shortened(way, length):
+                forward(**arguments)
+        except _Shown as shown:
+            return shown.call
+        raise RuntimeError("the module did not call its attention function")
+
+    def _try(self, forward: Forward, arguments: dict[str, Any]) -> _Way | None:
+        batch, length = arguments["hidden_states"].shape[:2]
+        device = arguments["hidden_states"].device
+        first = torch.arange(min(length, _N_TRIED), device=device).expand(batch, -1)
+        some = first[:, 1::3]
+        few = _at(arguments, first)
+        try:
+            with self._answering(lambda call: call.outputs(first)):
+                whole = first_tensor(forward(**few))
+            way = self._with_queries(forward, few)
+            got = first_tensor(self._run(forward, few, some, way))
+        except Exception as error:  # a family that cannot be run so is run as a whole
+            if is_out_of_memory(error):
+                raise
+            return None
+        expected = whole[:, 1::3]
+        exact = expected.dtype in (torch.float32, torch.float64)
+        tolerance = (1e-4 if exact else 0.05) * expected.square().mean().sqrt()
+        same = got.shape == expected.shape and (got - expected).abs().max() <= tolerance
+        return way if same else None
+
+    def _with_queries(self, forward: Forward, arguments: dict[str, Any]) -> _Way:
+        """Find the child without which keys and values stay as they are, to the bit."""
+        full = self._keys(forward, arguments, _Way())
+        for child in self.module.children():
+            way = _Way(child, full.query.shape[-1])
+            try:
+                call = self._keys(forward, arguments, way)
+            except Exception:  # the child makes something else as well
+                continue
+            one_head = call.query.shape[1] == 1 < full.query.shape[1]
+            if one_head and torch.equal(call.key, full.key) and torch.equal(call.value, full.value):
+                return way
+        return _Way()
+
+    @contextmanager
+    def _answering(self, answer: Listener) -> Iterator[None]:
+        self._answer = answer
+        try:
+            yield
+        finally:
+            self._answer = None
+
+
+@contextmanager
+def _shortened(way: _Way, length: int) -> Iterator[None]:
+    """Have the child make one head of one position, which stands for all of them."""
+    if way.queries is None:
+        yield
+        return
+
+    def before(child: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (args[0][:, :1], *args[1:])
+
+    def after(child: nn.Module, args: Any, output: Tensor) -> Tensor:
+        return output[..., : way.size].expand(-1, length, -1)
+
+    handles = (
+        way.queries.register_forward_pre_hook(before),
+        way.queries.register_forward_hook(after),
+    )
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _at(arguments: dict[str, Any], index: Tensor) -> dict[str, Any]:
+    """The arguments of the positions `index` (batch, positions), without mask and cache."""
+    rows = torch.arange(len(index), device=index.device)[:, None]
+
+    def take(value: Any) -> Any:
+        if isinstance(value, tuple | list):
+            return type(value)(take(item) for item in value)
+        if not isinstance(value, Tensor):
+            return value
+        return value.expand(len(index), *value.shape[1:])[rows, index]
+
+    cut = {name: take(v) if name in _BY_POSITION else v for name, v in arguments.items()}
+    whole = [name for name, v in cut.items() if name in _OF_ALL_KEYS or isinstance(v, Cache)]
+    return cut | dict.fromkeys(whole) | ({"use_cache": False} if "use_cache" in cut else {})
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    items = value if isinstance(value, tuple | list) else [value]
+    return [item for item in items if isinstance(item, Tensor)]

@@ -1,0 +1,1 @@
+"""Prompts of many lengths through a pretrained model."""

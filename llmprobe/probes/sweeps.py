@@ -1,0 +1,366 @@
+"""A sweep: prompts of many lengths through a model, as few and as short forwards as possible.
+
+In a causal model the output at position N − 1 of a long prompt *is* the last output of its first N
+tokens. One pass over the longest prompts therefore serves all lengths, where the prompts are
+prefixes of each other and the model agrees (dynamic position scaling does not: `prefixes_agree`
+runs a short one to see). Else there is one pass a length. Each forward ends behind the deepest
+wanted attention module. Where memory runs out, batches are halved, then prompts are cut into
+chunks over a key-value cache.
+"""
+
+import inspect
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache
+
+from llmprobe.base.machine import free_memory, is_out_of_memory
+from llmprobe.capture.discovery import AttentionLayer, attention_layers, input_device
+from llmprobe.capture.outputs import capture_attention
+from llmprobe.errors import OutOfMemoryError
+from llmprobe.probes.prompts import Prompts
+from llmprobe.probes.tallies import N_GROUPS
+
+_SMALLEST_CHUNK = 64
+_LEAST_TOKENS = 4096
+"""In a forward, before batches are made smaller so that there are units for several processes."""
+_EFFICIENCY = 0.4
+"""Share of the matmul rate that a forward reaches, for the estimate of time."""
+
+Observe = Callable[[list[int]], AbstractContextManager[Mapping[int, Any]]]
+"""Attach a capture for these positions; the mapping it gives is filled by the forward."""
+Consume = Callable[[list[int], tuple[int, ...], list[Mapping[int, Any]]], None]
+"""Take in the prompts' numbers, their lengths, and what was captured, in parts by positions."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Prompts of one pass: what a process does at a time, and what is kept once it is done."""
+
+    name: str
+    lengths: tuple[int, ...]
+    """What the pass serves; the last one is how long its prompts are."""
+    batches: tuple[tuple[int, ...], ...]
+
+    @property
+    def n_tokens(self) -> int:
+        return self.lengths[-1] * sum(map(len, self.batches))
+
+
+@dataclass(frozen=True)
+class SweepPlan:
+    """What a sweep will do, and about what it needs."""
+
+    lengths: tuple[int, ...]
+    n_prompts: int
+    one_pass: bool
+    """Whether one pass over the longest prompts serves all lengths."""
+    batch_tokens: int
+    """Tokens in one forward, at most, but one prompt at least."""
+    chunk: int | None
+    """Tokens of a prompt in one forward over a cache; None for the whole prompt."""
+    n_tokens: int
+    flops: float
+    seconds: float
+    token_bytes: int
+    """Of a token in a forward, beside the weights."""
+    memory: int
+    """Bytes beside the weights, in the largest forward."""
+    first: int = 0
+    """Prompts before this one have been seen already."""
+
+    def after(self, first: int) -> "SweepPlan":
+        """What is left to do once the first prompts have been seen."""
+        share = (self.n_prompts - first) / self.n_prompts
+        return replace(
+            self,
+            first=first,
+            n_tokens=round(self.n_tokens * share),
+            flops=self.flops * share,
+            seconds=self.seconds * share,
+        )
+
+    def passes(self) -> list[tuple[int, ...]]:
+        """The lengths that each pass serves; the last one is how long its prompts are."""
+        return [self.lengths] if self.one_pass else [(length,) for length in self.lengths]
+
+    def units(self) -> list[Unit]:
+        """All of the work, the same whoever does it: up to as many units a pass as groups."""
+        # By groups, so that a batch touches few of them.
+        order = sorted(range(self.first, self.n_prompts), key=lambda i: (i % N_GROUPS, i))
+        units = []
+        for lengths in self.passes():
+            size = _batch_size(self.batch_tokens, lengths[-1], len(order))
+            batches = [tuple(order[at : at + size]) for at in range(0, len(order), size)]
+            n_units = min(N_GROUPS, len(batches))
+            for n in range(n_units):
+                first, end = (len(batches) * k // n_units for k in (n, n + 1))
+                name = f"{lengths[0]}-{lengths[-1]}.{n}"
+                units.append(Unit(name, lengths, tuple(batches[first:end])))
+        return units
+
+    def describe(self) -> str:
+        how = "one pass for all lengths" if self.one_pass else "one pass a length"
+        more = f"{self.n_prompts - self.first} more prompts to the {self.first} that are there"
+        return (
+            f"{more if self.first else f'{self.n_prompts} prompts'}, {len(self.lengths)} lengths, "
+            f"{how}: "
+            f"{self.n_tokens:,} tokens, about {self.flops / 1e12:.2g} TFLOP, "
+            f"{_duration(self.seconds)} and {self.memory / 2**20:,.0f} MiB beside the weights"
+        )
+
+
+def plan_sweep(
+    model: nn.Module,
+    layers: Sequence[AttentionLayer],
+    lengths: Sequence[int],
+    *,
+    n_prompts: int,
+    one_pass: bool,
+    batch_tokens: int,
+    chunk: int | None,
+) -> SweepPlan:
+    """Predict tokens, arithmetic, time and memory before anything runs."""
+    runs = [max(lengths)] if one_pass else list(lengths)
+    weights, widest = _weights_before(model, layers[-1])
+    deepest = layers[-1]
+    n_whole = sum(layer.layer < deepest.layer for layer in attention_layers(model))
+    flops = 0.0
+    for run in runs:
+        # Causal attention computes half the square; in the deepest layer only single rows.
+        square = 2 * run**2 * deepest.n_heads * deepest.head_size * n_whole
+        flops += n_prompts * (2 * weights * run + square)
+    in_flight = max(
+        _batch_size(batch_tokens, run, n_prompts) * min(run, chunk or run) for run in runs
+    )
+    embedding = next(model.parameters())
+    token_bytes = embedding.element_size() * (8 * deepest.hidden_size + 3 * widest)
+    rate = _matmul_rate(input_device(model), embedding.dtype)
+    return SweepPlan(
+        lengths=tuple(lengths),
+        n_prompts=n_prompts,
+        one_pass=one_pass,
+        batch_tokens=batch_tokens,
+        chunk=chunk,
+        n_tokens=n_prompts * sum(runs),
+        flops=flops,
+        seconds=flops / rate / _EFFICIENCY,
+        token_bytes=token_bytes,
+        memory=in_flight * token_bytes,
+    )
+
+
+def _batch_size(batch_tokens: int, length: int, n_prompts: int) -> int:
+    """Prompts in a forward: few enough that each group has one of its own, if they are long."""
+    share = max(math.ceil(n_prompts / N_GROUPS), _LEAST_TOKENS // length)
+    return max(1, min(batch_tokens // length, share, n_prompts))
+
+
+def prefixes_agree(
+    model: nn.Module, prompts: Prompts, lengths: Sequence[int], layers: Sequence[AttentionLayer]
+) -> bool:
+    """Whether a prompt gives what it gives as the beginning of the longest one.
+
+    Looked at where the next to longest ends, and the shortest: scaling of positions shows best
+    where there are many keys. Where the longest does not fit the memory, shorter ones are tried.
+    Attention that answers for the last token alone has nothing to show for the beginning.
+    """
+    if any(layer.last_only for layer in layers):
+        return False
+    long, short = max(lengths), sorted(lengths)[-2]
+    positions = [min(lengths) - 1, short - 1]
+    while True:
+        try:
+            # The short one first: dynamic scaling remembers the longest prompt that it has seen.
+            alone, inside = (_heads(model, prompts, layers, n, positions) for n in (short, long))
+            return _agree(model, inside, alone)
+        except Exception as error:
+            if not is_out_of_memory(error) or short < 2:
+                raise
+            long, short = long // 2, min(short, long // 2 - 1)
+            positions = [min(position, short - 1) for position in positions]
+
+
+def chunks_agree(model: nn.Module, prompts: Prompts, layers: Sequence[AttentionLayer]) -> bool:
+    """Whether a short prompt in chunks over a cache gives what it gives as a whole.
+
+    Not every state-space or sparse layer goes on where its cache has stopped; attention that
+    answers for the last token alone has no cache.
+    """
+    if any(layer.last_only for layer in layers):
+        return False
+    length = min(prompts.longest, 100)
+    while length >= 3:
+        positions = list(range(length - 1, -1, -7))[::-1]
+        cuts = (None, max(1, length // 6))
+        try:
+            whole, cut = (_heads(model, prompts, layers, length, positions, c) for c in cuts)
+            return _agree(model, whole, cut, strictly=True)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+        length //= 2
+    return True
+
+
+def _heads(
+    model: nn.Module,
+    prompts: Prompts,
+    layers: Sequence[AttentionLayer],
+    length: int,
+    positions: list[int],
+    chunk: int | None = None,
+) -> Tensor:
+    """Head outputs of the first prompt, all layers' in one row."""
+    numbers = [layer.layer for layer in layers]
+
+    def observe(wanted: list[int]) -> Any:
+        return capture_attention(model, numbers, wanted, at="heads", stop=True, device="cpu")
+
+    with torch.inference_mode():
+        tokens = prompts.batch([0], length).to(input_device(model))
+        parts = _forward(model, tokens, positions, chunk, observe)
+    joined = [torch.cat([part[n] for part in parts], dim=1) for n in numbers]
+    return torch.cat([x.float().flatten() for x in joined])
+
+
+def _agree(model: nn.Module, a: Tensor, b: Tensor, *, strictly: bool = False) -> bool:
+    """By the root mean square of the difference, or strictly by the largest one."""
+    exact = next(model.parameters()).dtype in (torch.float32, torch.float64)
+    scale = b.square().mean().sqrt()
+    if strictly:
+        return bool((a - b).abs().max() <= (1e-3 if exact else 0.2) * scale)
+    return bool((a - b).square().mean().sqrt() <= (1e-3 if exact else 0.02) * scale)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What running a unit takes."""
+
+    model: nn.Module
+    prompts: Prompts
+    plan: SweepPlan
+    observe: Observe
+    may_chunk: Callable[[], bool]
+    """Asked once memory runs out: whether prompts may be cut into chunks."""
+
+    def run(
+        self, unit: Unit, consume: Consume, advance: Callable[[int], object] = lambda n_tokens: None
+    ) -> None:
+        """Run the batches of a unit; `advance` is told of every token that is done."""
+        for batch in unit.batches:
+            self._run(list(batch), unit.lengths, self.plan.chunk, consume)
+            advance(len(batch) * unit.lengths[-1])
+
+    def _run(
+        self, indices: list[int], lengths: tuple[int, ...], chunk: int | None, consume: Consume
+    ) -> None:
+        """One batch; where memory runs out, its halves, then ever smaller chunks."""
+        length, device = lengths[-1], input_device(self.model)
+        at_once = min(chunk or length, length)
+        need = self.plan.token_bytes * len(indices) * at_once
+        # A CPU's memory may end in a kill and not in an error, so what cannot fit is not tried.
+        hopeless = device.type == "cpu" and need > free_memory(device)
+        parts = None
+        if not hopeless or not self._divisible(indices, at_once):
+            try:
+                # Nothing is consumed before the whole batch is through: a retry counts none twice.
+                tokens = self.prompts.batch(indices, length).to(device)
+                positions = [n - 1 for n in lengths]
+                parts = _forward(self.model, tokens, positions, chunk, self.observe)
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+        if parts is not None:
+            consume(indices, lengths, parts)
+        elif not self._divisible(indices, at_once):
+            whole, free = (n / 2**20 for n in (self.plan.token_bytes * length, free_memory(device)))
+            raise OutOfMemoryError(
+                f"a prompt of {length} tokens does not fit the memory, not even {at_once} tokens "
+                f"at a time: it needs about {whole:,.0f} MiB beside the weights as a whole, and "
+                f"{free:,.0f} MiB are free on {device}; use shorter --lengths, fewer --layers, or "
+                "--dtype bfloat16"
+            )
+        elif len(indices) > 1:
+            half = len(indices) // 2
+            for some in (indices[:half], indices[half:]):
+                self._run(some, lengths, chunk, consume)
+        else:
+            self._run(indices, lengths, at_once // 2, consume)
+
+    def _divisible(self, indices: list[int], at_once: int) -> bool:
+        """Whether a batch can be run with less memory."""
+        return len(indices) > 1 or (at_once // 2 >= _SMALLEST_CHUNK and self.may_chunk())
+
+
+def forget_lengths(model: nn.Module, prompts: Prompts) -> None:
+    """A short prompt makes dynamic scaling of positions forget the longer ones before it."""
+    with torch.inference_mode():
+        # Two tokens: attention that answers for the last one alone needs one to look at.
+        tokens = prompts.batch([0], prompts.longest)[:, :2]
+        model(tokens.to(input_device(model)), **_options(model))
+
+
+def _forward(
+    model: nn.Module, tokens: Tensor, positions: list[int], chunk: int | None, observe: Observe
+) -> list[Mapping[int, Any]]:
+    length = tokens.shape[1]
+    if chunk is None or chunk >= length:
+        with observe(positions) as captured:
+            model(tokens, **_options(model))
+        return [captured]
+    parts = []
+    cache = DynamicCache(config=model.config)
+    for start in range(0, length, chunk):
+        end = min(start + chunk, length)
+        wanted = [position - start for position in positions if start <= position < end]
+        with observe(wanted or [-1]) as captured:
+            model(tokens[:, start:end], past_key_values=cache, use_cache=True)
+        if wanted:
+            parts.append(captured)
+    return parts
+
+
+def _options(model: nn.Module) -> dict[str, Any]:
+    takes_cache = "use_cache" in inspect.signature(model.forward).parameters
+    return {"use_cache": False} if takes_cache else {}
+
+
+def _weights_before(model: nn.Module, deepest: AttentionLayer) -> tuple[int, int]:
+    """Matrix entries that one token meets up to the deepest attention, and the widest of them."""
+    parts = deepest.path.split(".")
+    at = next((i for i, part in enumerate(parts) if part.isdecimal()), len(parts))
+    blocks, number = ".".join(parts[:at]) + ".", int(parts[at]) if at < len(parts) else 0
+    total, widest = 0, 0
+    for name, parameter in model.named_parameters():
+        if parameter.ndim < 2 or not name.startswith(blocks):
+            continue
+        block = name.removeprefix(blocks).split(".")[0]
+        earlier = block.isdecimal() and int(block) < number
+        if earlier or name.startswith(deepest.path + "."):
+            total += parameter.numel()
+            widest = max(widest, *parameter.shape)
+    return total, widest
+
+
+def _matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
+    """Multiplications and additions a second, by a short trial."""
+    a = torch.ones(1024, 1024, device=device, dtype=dtype)
+    float((a @ a)[0, 0])
+    start = time.perf_counter()
+    for _ in range(3):
+        b = a @ a
+    float(b[0, 0])  # waits for the device
+    return 3 * 2 * 1024**3 / (time.perf_counter() - start)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{max(seconds, 1):.0f} s"
+    return f"{math.ceil(seconds / 60)} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,138 @@
+"""Texts to make prompts of: a file, or a data set that `datasets` loads."""
+
+import glob
+import logging
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from itertools import chain, islice
+from typing import Any
+
+from llmprobe.base.files import as_path
+from llmprobe.base.machine import untracked
+from llmprobe.errors import PromptError
+
+_FORMATS = {".txt": "text", ".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
+
+
+def read_text(path: str | os.PathLike[str]) -> str:
+    """A text file in UTF-8."""
+    file = as_path("text", path)
+    if not file.exists():
+        raise FileNotFoundError(f"text: {str(path)!r} does not exist; check the path")
+    if file.is_dir():
+        raise IsADirectoryError(f"text: {str(path)!r} is a folder; give a file")
+    if file.is_char_device():
+        raise ValueError(f"text: {str(path)!r} is a device, which may have no end; give a file")
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"text: {str(path)!r} is not UTF-8 ({error}); convert it") from None
+    if not text.strip():
+        raise ValueError(f"text: {str(path)!r} is empty; give a file with text")
+    return text
+
+
+def read_dataset(name: str, *, limit_chars: int = 24_000_000) -> str:
+    """The text of a data set, `NAME` or `NAME:SPLIT` (train): rows, joined by line breaks.
+
+    A name is a local file (.txt, .json, .jsonl, .csv, .parquet), a local folder, or else on the
+    hub. The text is in the column `text`, or else in the first one that holds strings.
+    """
+    place, split = name, "train"
+    if (match := re.fullmatch(r"(.+):(\w+)", name)) and not as_path("dataset", name).exists():
+        place, split = match[1], match[2]
+    check_name(place)
+    path = as_path("dataset", place)
+    looks_local = place.startswith((".", "/", "~")) or path.suffix in _FORMATS
+    local = looks_local or path.exists()
+    # `json` and the like are formats for datasets, which would read all files in this folder.
+    is_format = place.isidentifier() and find_spec(f"datasets.packaged_modules.{place}")
+    if not local and (is_format or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", place)):
+        raise _no_name(name)
+    if local and not path.exists():
+        raise PromptError(f"dataset {name!r} does not exist; check the path")
+    if local and not path.is_dir() and path.suffix not in _FORMATS:
+        raise PromptError(f"dataset {name!r} is none of {', '.join(_FORMATS)}; try --text")
+    if path.is_file() and not path.stat().st_size:
+        raise PromptError(f"dataset {name!r} is empty; use another one")
+    options: dict[str, Any] = {"path": str(path.absolute()) if local else place}
+    if path.is_file():
+        options = {"path": _FORMATS[path.suffix], "data_files": glob.escape(str(path.absolute()))}
+    with _explained(name), _quiet(), untracked():
+        from datasets import load_dataset
+
+        rows = iter(load_dataset(**options, split=split, streaming=True))
+        head = list(islice(rows, 16))  # not all features are known before rows are read
+        names = ["text", *(head[0] if head else ())]
+        strings = [n for n in names if any(isinstance(row.get(n), str) for row in head)]
+        if head and not strings:
+            raise PromptError(
+                f"dataset {name!r} has no column of text: {', '.join(head[0])}; use another one"
+            )
+        parts, size = [], 0
+        for row in chain(head, rows):
+            part = row[strings[0]] or ""
+            if not isinstance(part, str):
+                raise PromptError(
+                    f"dataset {name!r} has {part!r} among the texts of its column {strings[0]}; "
+                    "correct it, or use another one"
+                )
+            parts.append(part)
+            size += len(part) + 1
+            if size > limit_chars:
+                break
+    text = "\n".join(parts)[:limit_chars]
+    if not text.strip():
+        raise PromptError(f"dataset {name!r} is empty in its split {split}; use another one")
+    return text
+
+
+def check_name(name: str) -> None:
+    """Refuse what can be neither a file, a folder nor on the hub, without looking for it."""
+    if not name.strip() or "\0" in name:
+        raise _no_name(name)
+
+
+def _no_name(name: str) -> ValueError:
+    return ValueError(f"dataset: got {name!r}, accepted: NAME or NAME:SPLIT, such as a/b:test")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No chatter while `datasets` reads, bars on a terminal only; afterwards all is as it was."""
+    import datasets
+
+    loggers = [logging.getLogger(name) for name in ("datasets", "huggingface_hub")]
+    levels = [logger.level for logger in loggers]
+    chosen = datasets.config.HF_DATASETS_DISABLE_PROGRESS_BARS is not None  # by the user
+    silence = not (chosen or datasets.are_progress_bars_disabled() or sys.stderr.isatty())
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
+        if silence:
+            datasets.disable_progress_bars()
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+        if silence:
+            datasets.enable_progress_bars()
+
+
+@contextmanager
+def _explained(name: str) -> Iterator[None]:
+    try:
+        yield
+    except PromptError:
+        raise
+    except Exception as error:  # a stranger's files can make datasets raise anything
+        if isinstance(error, ConnectionError):
+            text = "is not here, and the hub is not reachable; use a local file, or go online"
+        else:
+            words = " ".join(str(error).split())[:300] or type(error).__name__
+            text = f"cannot be read: {words}; check its files and the cache (HF_HOME)"
+        raise PromptError(f"dataset {name!r} {text}") from error

@@ -1,0 +1,1 @@
+"""Frozen numbers with their tables and figures. Nothing here needs torch."""

@@ -1,0 +1,273 @@
+"""The lab's result: how well variants do at lengths that training never saw, over many seeds.
+
+    result = load_result("runs/argmax")
+    result.compare_frame()     # each variant against the first one, paired over seeds
+    result.tail_frame()        # how fast the variance of single features falls
+    result.plot("shift")
+
+The seed is the unit of observation: every interval and every test is over seeds. Variants share
+their seeds, that is their data and their initial weights, so differences are paired. A seed whose
+numbers are not finite is left out and not counted. All statistics of the attention output are of
+what the reading MLP is given, behind the norm. This module needs no torch.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmprobe.base.intervals import estimate, fit_decay, holm, paired_p
+from llmprobe.results.base import check_shape, records
+from llmprobe.results.trained import Array, VariantsResult, check_whole
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+MAX_EXAMPLES, MAX_WEIGHTS = 32, 16
+"""Of `top_weights`, as in Figure 4."""
+_TAIL = 64
+"""The tail begins at this many times the longest training length: there 1/N has set in."""
+_MIN_TAIL = 3
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class SyntheticResult(VariantsResult, kind="synthetic"):
+    """Accuracy and attention outputs of variants by length, trained with the same seeds."""
+
+    plots: ClassVar[dict[str, str]] = {
+        "accuracy": "accuracy against length, with training lengths and chance",
+        "shift": "global mean, global variance and variance of single features against length",
+        "features": "distributions of single features by length",
+        "weights": "the 16 largest weights of 32 sets, by length",
+    }
+    by_length: ClassVar[tuple[str, ...]] = (
+        "accuracy",
+        "global_mean",
+        "global_variance",
+        "feature_variance",
+        "entropy",
+    )
+
+    tests: ClassVar[str] = "n_sets"
+    lists: ClassVar[tuple[str, ...]] = (*VariantsResult.lists, "feature_indices")
+
+    n_sets: tuple[int, ...]
+    """Test sets, one number a length."""
+    chance: float
+    """Accuracy of guessing."""
+    feature_indices: tuple[int, ...]
+    """The features of which values were kept."""
+    accuracy: Array
+    """Share of right answers; (variants, seeds, lengths), like the next. NaN for a seed whose
+    weights are not finite."""
+    global_mean: Array
+    """Mean over features of one attention output, averaged over sets."""
+    global_variance: Array
+    """Variance over features of one attention output, as LayerNorm sees it, averaged over sets."""
+    feature_variance: Array
+    """Variance over sets of one feature, averaged over features."""
+    entropy: Array
+    """Of the attention weights in nats, mean over sets and heads; NaN where the weights are no
+    distribution."""
+    feature_values: NDArray[np.float32]
+    """Values of the kept features, first seed: (variants, lengths, sets, features)."""
+    top_weights: NDArray[np.float32]
+    """Largest attention weights, first seed: (variants, lengths, examples, rank), largest first;
+    zeros where a set has fewer items."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_whole("feature_indices", self.feature_indices)
+        if not isinstance(self.chance, float) or not 0 <= self.chance <= 1:
+            raise ValueError(f"chance is {self.chance!r}, accepted: a share from 0 to 1")
+        shape = (len(self.variants), len(self.seeds), len(self.lengths))
+        for name in self.by_length:
+            check_shape(name, getattr(self, name), shape)
+        kept = (shape[0], shape[2])
+        values, top = self.feature_values, self.top_weights
+        n_features = len(self.feature_indices)
+        check_shape("feature_values", values, (*kept, *values.shape[2:3], n_features))
+        check_shape("top_weights", top, (*kept, *top.shape[2:4]))
+        if top.ndim != 4 or top.shape[2] > MAX_EXAMPLES or top.shape[3] > MAX_WEIGHTS:
+            raise ValueError(
+                f"top_weights has shape {top.shape}, accepted: up to {MAX_EXAMPLES} examples of "
+                f"{MAX_WEIGHTS} weights"
+            )
+        known = self.accuracy[~np.isnan(self.accuracy)]
+        if ((known < 0) | (known > 1)).any():
+            raise ValueError("accuracy has values that are no shares, accepted: 0 to 1, NaN")
+
+    @property
+    def reference(self) -> int:
+        """The length that drifts are measured from: the nearest to the longest of training."""
+        return min(self.lengths, key=lambda length: abs(length - self.train_lengths[1]))
+
+    def to_frame(self) -> "pd.DataFrame":
+        """A row for each variant, seed and length."""
+        import pandas as pd
+
+        index = pd.MultiIndex.from_product(
+            [[self.task], self.variants, self.seeds, self.lengths],
+            names=["task", "variant", "seed", "length"],
+        )
+        columns = {name: getattr(self, name).ravel() for name in self.by_length}
+        frame = pd.DataFrame(columns, index=index).reset_index()
+        frame.insert(5, "n_sets", np.tile(self.n_sets, len(self.variants) * len(self.seeds)))
+        return frame
+
+    def summary_frame(self) -> "pd.DataFrame":
+        """A row for each variant and length: accuracy over seeds, with a 95 % t interval."""
+        import pandas as pd
+
+        rows = [
+            (variant, length, e.mean, e.sd, e.n, e.low, e.high)
+            for v, variant in enumerate(self.variants)
+            for n, length in enumerate(self.lengths)
+            for e in [estimate(self.accuracy[v, :, n])]
+        ]
+        columns = ["variant", "length", "mean", "sd", "n_seeds", "low", "high"]
+        return pd.DataFrame(rows, columns=columns)
+
+    def compare_frame(self) -> "pd.DataFrame":
+        """A row for each other variant and length: its accuracy minus the first variant's.
+
+        Paired over seeds: mean difference, 95 % t interval, p of the paired t test, and whether it
+        is significant after Holm's correction over the variant's lengths. Where the differences
+        do not vary there is no test: p is NaN.
+        """
+        import pandas as pd
+
+        parts = []
+        for variant, accuracy in list(zip(self.variants, self.accuracy, strict=True))[1:]:
+            rows = []
+            for length, a, b in zip(self.lengths, accuracy.T, self.accuracy[0].T, strict=True):
+                both = np.isfinite(a) & np.isfinite(b)
+                e = estimate((a - b)[both])
+                p = paired_p(e)
+                rows.append((variant, self.variants[0], length, e.mean, e.low, e.high, p, e.n))
+            significant = holm([row[-2] for row in rows])
+            parts += [(*row[:-1], s, row[-1]) for row, s in zip(rows, significant, strict=True)]
+        columns = ["variant", "reference", "length", "difference", "low", "high", "p"]
+        return pd.DataFrame(parts, columns=[*columns, "significant", "n_seeds"])
+
+    def tail_frame(self) -> "pd.DataFrame":
+        """A row for each variant: how fast the variance over sets of single features falls.
+
+        `slope` is d log variance / d log N in the tail, least squares for each seed, then the mean
+        over seeds; dispersion gives −1. `global_variance_ratio` is the global variance at the
+        longest length over that at `reference`, the mean over seeds. Empty with under 3 lengths.
+        """
+        import pandas as pd
+
+        far = sum(length >= _TAIL * self.train_lengths[1] for length in self.lengths)
+        n = max(far, _MIN_TAIL)
+        columns = ["variant", "slope", "low", "high", "first_length", "n_seeds"]
+        rows = []
+        if n <= len(self.lengths):
+            slopes = fit_decay(self.lengths[-n:], self.feature_variance[..., -n:]).slope
+            at_reference = self.global_variance[..., self.lengths.index(self.reference)]
+            ratio = _divide(self.global_variance[..., -1], at_reference)
+            for v, variant in enumerate(self.variants):
+                e = estimate(slopes[v])
+                first = self.lengths[-n]
+                rows.append((variant, e.mean, e.low, e.high, first, e.n, estimate(ratio[v]).mean))
+        return pd.DataFrame(rows, columns=[*columns, "global_variance_ratio"])
+
+    def shift_frame(self) -> "pd.DataFrame":
+        """Figure 3: a row for each statistic, variant and length, over seeds, with 95 % intervals.
+
+        `mean_drift` is (global mean − that at `reference`) / the global variance there. The two
+        variances are positive and drawn on log axes, so their means are geometric.
+        """
+        import pandas as pd
+
+        at = slice(None), slice(None), [self.lengths.index(self.reference)]
+        drift = _divide(self.global_mean - self.global_mean[at], self.global_variance[at])
+        rows = []
+        for name in ("mean_drift", "global_variance", "feature_variance"):
+            values = drift if name == "mean_drift" else _log(getattr(self, name))
+            for v, variant in enumerate(self.variants):
+                for n, length in enumerate(self.lengths):
+                    e = estimate(values[v, :, n])
+                    found = np.array([e.mean, e.low, e.high])
+                    found = found if name == "mean_drift" else _exp(found)
+                    rows.append((name, variant, length, *found, e.n))
+        columns = ["statistic", "variant", "length", "mean", "low", "high", "n_seeds"]
+        return pd.DataFrame(rows, columns=columns)
+
+    def feature_frame(self) -> "pd.DataFrame":
+        """Figure 2: a row for each kept value of the first seed."""
+        import pandas as pd
+
+        n_sets = self.feature_values.shape[2]
+        index = pd.MultiIndex.from_product(
+            [self.variants, self.lengths, range(n_sets), self.feature_indices],
+            names=["variant", "length", "set", "feature"],
+        )
+        return pd.Series(self.feature_values.ravel(), index=index, name="value").reset_index()
+
+    def headline(self) -> str:
+        n = len(self.variants)
+        line = (
+            f"{self.kind} {self.task}: {n} variant{'s' * (n > 1)}, lengths {self.lengths[0]}.."
+            f"{self.lengths[-1]}, {len(self.seeds)} seed{'s' * (len(self.seeds) > 1)}, "
+            f"{self.steps} steps"
+        )
+        frame = self.compare_frame()
+        last = frame[frame.length == self.lengths[-1]]
+        points = (100 * last[["difference", "low", "high"]]).to_numpy()
+        found = [
+            f"{variant} {difference:+.1f}"
+            + ("" if np.isnan(low) else f" [{low:+.1f}, {high:+.1f}]")
+            for variant, (difference, low, high) in zip(last.variant, points, strict=True)
+        ]
+        if not found:
+            return line
+        more = f" and {n - 3} more" if n > 3 else ""
+        return (
+            f"{line}; points against {self.variants[0]} at {self.lengths[-1]}: "
+            f"{', '.join(found[:2])}{more}"
+        )
+
+    def to_document(self) -> dict[str, Any]:
+        return super().to_document() | {
+            "comparisons": records(self.compare_frame()),
+            "tail": records(self.tail_frame()),
+            "warnings": list(self.warnings),
+        }
+
+    def _draw(self, kind: str, ax: Any) -> Any:
+        import llmprobe.results.figures.accuracy as charts
+
+        if kind == "accuracy":
+            return charts.draw_accuracy(
+                self.summary_frame(),
+                self.compare_frame(),
+                train_lengths=self.train_lengths,
+                chance=self.chance,
+                n_sets=self.n_sets,
+                ax=ax,
+            )
+        if kind == "shift":
+            frame = self.shift_frame()
+            return charts.draw_shift(frame, reference=self.reference, n_sets=self.n_sets, ax=ax)
+        if kind == "features":
+            return charts.draw_features(self.feature_frame(), seed=self.seeds[0], ax=ax)
+        return charts.draw_weights(
+            self.top_weights, self.lengths, variants=self.variants, seed=self.seeds[0], ax=ax
+        )
+
+
+def _divide(a: Array, b: Array) -> Array:
+    return a / np.where(b == 0, np.nan, b)
+
+
+def _log(x: Array) -> Array:
+    return np.log(np.where(x > 0, x, np.nan))
+
+
+def _exp(x: Array) -> Array:
+    with np.errstate(over="ignore"):  # two seeds that differ wildly have an endless interval
+        return np.exp(x)

@@ -1,0 +1,289 @@
+"""Results: frozen numpy with their provenance, and the folder they are kept in.
+
+A result's folder has `result.json` (what it is and where it came from) and `arrays.npz` (the
+numbers). It opens, becomes a frame and draws its figures without torch.
+
+    Provenance   which software, model, prompts and arguments made the numbers
+    Result       what all results share: save, repr, HTML; the kinds are in `kinds`
+"""
+
+import dataclasses
+import html
+import json
+import math
+import os
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy as np
+
+import llmprobe
+from llmprobe.base.files import (
+    as_path,
+    sync,
+    write_arrays,
+    write_folder,
+    write_into,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SCHEMA = 1
+Also = Callable[[Path], object]
+"""Writes more files into a result's folder."""
+
+
+def _nothing_else(folder: Path) -> None:
+    """For a folder that has the result alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """What made the numbers. It names no user, no host and no path."""
+
+    llmprobe: str
+    torch: str
+    transformers: str
+    model: str
+    """Hub id, or the name of the folder, file or class."""
+    revision: str | None
+    """Resolved commit of a hub model."""
+    dtype: str
+    device: str
+    """Kind of device: cpu, cuda, mps."""
+    attention: str
+    """Attention backend, such as sdpa."""
+    prompts: str
+    """Name of the prompt set."""
+    prompts_hash: str
+    """Digest of its tokens."""
+    seed: int
+    arguments: Mapping[str, Any]
+    """The call's arguments; of a path only its last part is kept."""
+    created: str
+    """UTC, ISO 8601, to the second."""
+
+    @classmethod
+    def record(cls, *, model: str, arguments: Mapping[str, Any], **facts: Any) -> Self:
+        """Fill in the versions and the time, and reduce paths to names."""
+        return cls(
+            llmprobe=llmprobe.__version__,
+            torch=_version("torch"),
+            transformers=_version("transformers"),
+            model=_portable(model),
+            arguments=_portable(arguments),
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            **{name: _portable(fact) for name, fact in facts.items()},
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Result(ABC):
+    """Base of all results. A kind is a frozen dataclass.
+
+    Its array fields go to `arrays.npz`, its other fields to `result.json`. `__post_init__` of the
+    subclass checks shapes, so that a folder from a stranger is checked when it is opened.
+    """
+
+    kind: ClassVar[str] = ""
+    """Names the class in `result.json`: `class VarianceResult(Result, kind="variance")`."""
+    kinds: ClassVar[dict[str, type["Result"]]] = {}
+    plots: ClassVar[dict[str, str]]
+    """Names of the figures and what each shows."""
+    joins: ClassVar[str] = ""
+    """The module whose `join(folders)` makes one result of several. A name, so that a result
+    needs no torch; `merge_results` imports it."""
+
+    provenance: Provenance
+
+    def __init_subclass__(cls, kind: str = "") -> None:
+        cls.kind = kind
+        if kind:
+            cls.kinds[kind] = cls
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, np.ndarray):
+                frozen = value.copy()
+                frozen.setflags(write=False)
+                object.__setattr__(self, field.name, frozen)
+
+    @property
+    def default_plot(self) -> str:
+        """The figure that answers the main question."""
+        return next(iter(self.plots))
+
+    @abstractmethod
+    def to_frame(self) -> "pd.DataFrame":
+        """The numbers as a tidy table; its columns are public."""
+
+    @abstractmethod
+    def headline(self) -> str:
+        """The result in one line."""
+
+    @abstractmethod
+    def _draw(self, kind: str, ax: Any) -> Any:
+        """Draw one of `plots`."""
+
+    def plot(self, kind: str | None = None, *, ax: Any = None) -> Any:
+        """Draw one of `plots` into `ax` or a new figure; nothing is shown or saved.
+
+        Gives the Axes, or an array of them where the figure has several panels.
+        """
+        kind = self.default_plot if kind is None else kind
+        if kind not in self.plots:
+            raise ValueError(f"plot: got kind {kind!r}, accepted: {', '.join(self.plots)}")
+        return self._draw(kind, ax)
+
+    def save(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        overwrite: bool = False,
+        figures: Sequence[str] = (),
+        also: Also = _nothing_else,
+    ) -> Path:
+        """Write the result's folder, whole or not at all; an existing one only if told to.
+
+        `figures` are formats (png, pdf, svg) in which to put the default figure beside it; `also`
+        is called to write more into the folder.
+        """
+        target = as_path("folder", folder)
+        write_folder(target, partial(self._write_all, figures, also), overwrite=overwrite)
+        return target
+
+    def save_into(
+        self,
+        folder: Path,
+        *,
+        figures: Sequence[str] = (),
+        also: Also = _nothing_else,
+        before: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Write the result's files into a folder that holds other things as well.
+
+        `before` is called when only their names are still to be changed.
+        """
+        write = partial(self._write_all, figures, also)
+        write_into(folder, write, last="result.json", before=before)
+
+    def save_figure(
+        self, path: Path, kind: str | None = None, *, width: float | None = None
+    ) -> None:
+        """Write one figure to a file; its ending says the format, `width` is in inches."""
+        from matplotlib import pyplot as plt
+
+        axes = np.atleast_1d(self.plot(kind)).ravel()[0]
+        figure = axes.figure
+        if width is not None:
+            figure.set_size_inches(width, width * figure.get_figheight() / figure.get_figwidth())
+        figure.savefig(path, dpi=200)
+        plt.close(figure)
+
+    def _write_all(self, figures: Sequence[str], also: Also, folder: Path) -> None:
+        also(folder)
+        self._write(folder)
+        for ending in figures:
+            self.save_figure(folder / f"{self.kind}.{ending}")
+
+    def _write(self, folder: Path) -> None:
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        arrays = {name: value for name, value in fields.items() if isinstance(value, np.ndarray)}
+        write_arrays(folder / "arrays.npz", arrays)
+        document = {
+            "format": "llmprobe",
+            "schema": SCHEMA,
+            "kind": self.kind,
+            "arrays": {
+                name: {"dtype": array.dtype.str, "shape": list(array.shape)}
+                for name, array in arrays.items()
+            },
+            "fields": {name: value for name, value in fields.items() if name not in arrays}
+            | {"provenance": dataclasses.asdict(self.provenance)},
+        }
+        with (folder / "result.json").open("w", encoding="utf-8") as file:
+            json.dump(document, file, indent=1, allow_nan=False)
+            file.write("\n")
+        sync(folder / "result.json")
+
+    def to_document(self) -> dict[str, Any]:
+        """Everything but raw arrays as JSON can hold it; NaN becomes null."""
+        return {
+            "kind": self.kind,
+            "headline": self.headline(),
+            "provenance": dataclasses.asdict(self.provenance),
+            "rows": records(self.to_frame()),
+        }
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.headline()})"
+
+    def _repr_html_(self) -> str:
+        table = self.to_frame().to_html(index=False, max_rows=24, float_format="{:.4g}".format)
+        return f"<p><b>{html.escape(self.headline())}</b></p>\n{table}"
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _portable(value: Any) -> Any:
+    """The value as JSON can hold it, without paths of this machine."""
+    if isinstance(value, Mapping):
+        return {str(_portable(key)): _portable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset | range):
+        return [_portable(item) for item in value]
+    if isinstance(value, np.generic | np.ndarray):
+        return _portable(value.tolist())
+    if isinstance(value, str | PurePath):
+        return _without_path(str(value), force=isinstance(value, PurePath))
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    # A slice or a dtype says what it is; a model or a tokenizer would say far too much.
+    simple = isinstance(value, slice) or type(value).__name__ == "dtype"
+    return str(value) if simple else type(value).__name__
+
+
+def _without_path(text: str, *, force: bool) -> str:
+    """Only the last part of what looks like a path: absolute, or relative to a known place."""
+    starts = ("/", "~", "./", "../", "\\", "file:")
+    if force or text.startswith(starts) or re.match(r"[A-Za-z]:[\\/]", text):
+        return re.split(r"[\\/]", text.rstrip("\\/"))[-1]
+    return text
+
+
+def records(frame: "pd.DataFrame") -> list[dict[str, Any]]:
+    """A frame's rows as JSON can hold them, to the last digit; NaN and infinity are None."""
+    import pandas as pd
+
+    def plain(value: Any) -> Any:
+        value = value.item() if isinstance(value, np.generic) else value
+        missing = pd.isna(value) or value in (math.inf, -math.inf)
+        return None if missing else value
+
+    # Not by `to_json`: it rounds to 15 decimal places, which is nothing of a small number.
+    return [
+        {str(name): plain(value) for name, value in row.items()}
+        for row in frame.to_dict(orient="records")
+    ]
+
+
+def check_shape(name: str, array: Any, shape: tuple[int, ...]) -> None:
+    """For `__post_init__`: a field that must be numbers of a shape."""
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "if" or array.shape != shape:
+        came = getattr(array, "shape", type(array).__name__)
+        raise ValueError(f"{name} has shape {came}, needs numbers of shape {shape}")

@@ -1,0 +1,1 @@
+"""How results are drawn: the style, and one module for each kind of result."""

@@ -1,0 +1,155 @@
+"""The look of all figures, and the parts that several of them share.
+
+One style serves a notebook and a paper: colors that the color-blind tell apart, lengths on a scale
+of powers of two, the statistic, its axis and the number of prompts in the labels.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import cycle
+from typing import Any
+
+import matplotlib
+import matplotlib.pyplot as plt
+import pandas as pd
+import seaborn as sns
+from cycler import cycler
+from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+COLUMN_WIDTH = 3.5
+"""Inches: one column of a two-column paper."""
+MAX_LABELED = 9
+MAX_PANELS = 8
+_STYLE = {
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.labelsize": 8,
+    "legend.fontsize": 7,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "lines.linewidth": 1.4,
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "grid.linewidth": 0.4,
+    "axes.grid": True,
+    "grid.color": "0.9",
+    "legend.frameon": False,
+    "pdf.fonttype": 42,  # text stays text
+    "svg.fonttype": "none",
+    "figure.dpi": 150,
+    "axes.prop_cycle": cycler(color=sns.color_palette("colorblind")),
+}
+
+
+@contextmanager
+def paper_style() -> Iterator[None]:
+    """Figures that are made in this block look like those of llmprobe."""
+    with plt.rc_context(_STYLE):
+        yield
+        # A notebook's backend turns this on with the first figure, inside the context.
+        interactive = plt.isinteractive()
+    matplotlib.interactive(interactive)
+
+
+def draw_violins(frame: pd.DataFrame, ax: Axes, *, legend: bool = True) -> None:
+    """A violin for each length and feature; `frame` has one row a value."""
+    sns.violinplot(
+        frame.assign(feature=frame.feature.astype(str)),
+        x="length",
+        y="value",
+        hue="feature",
+        palette="colorblind",
+        density_norm="width",
+        inner=None,
+        linewidth=0.3,
+        cut=0,
+        legend=legend,
+        ax=ax,
+    )
+
+
+def series_name(layer: Any, head: Any) -> str:
+    """How a series is called in legends."""
+    return f"layer {layer}" if pd.isna(head) else f"layer {layer} head {head}"
+
+
+def by_series(frame: pd.DataFrame) -> Mapping[str, pd.DataFrame]:
+    groups = frame.groupby(["layer", "head"], dropna=False, sort=False)
+    return {series_name(*key): part for key, part in groups}
+
+
+def spread(items: Sequence[int], n: int) -> list[int]:
+    """At most n of the items, evenly, the first and the last among them."""
+    if len(items) <= n:
+        return list(items)
+    return [items[round(i * (len(items) - 1) / (n - 1))] for i in range(n)]
+
+
+def marker_of(part: pd.DataFrame) -> str | None:
+    return "o" if len(part) == 1 else None  # a line of one point would not be seen
+
+
+def series_legend(ax: Axes, n_series: int, *, title: str | None = None) -> None:
+    handles, labels = ax.get_legend_handles_labels()
+    if n_series > MAX_LABELED:  # too many to name: the first, the last, and what is not a series
+        chosen = [0, n_series - 1, *range(n_series, len(labels))]
+        handles, labels = [handles[i] for i in chosen], [labels[i] for i in chosen]
+    # Beside the lines: inside, it would cover some of them.
+    place = {"loc": "upper left", "bbox_to_anchor": (1, 1)}
+    ax.legend(handles, labels, title=title, alignment="left", **place)
+
+
+def length_axis(
+    ax: Axes,
+    lengths: Iterable[int],
+    *,
+    label: str = "prompt length N (tokens)",
+    n_ticks: int = 7,
+) -> None:
+    """Powers of two across, with ticks at the lengths, or at some of them, both ends included."""
+    ticks = sorted(set(lengths))
+    ax.set_xscale("log", base=2)
+    ax.set_xlabel(label)
+    step = 1 + (len(ticks) - 1) // n_ticks
+    chosen = ticks[::-step]
+    if 2 * ((len(ticks) - 1) % step) < step:  # too near to the first, or the first itself
+        chosen.pop()
+    chosen = sorted({ticks[0], *chosen})
+    ax.xaxis.set_major_locator(FixedLocator([float(n) for n in chosen]))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda n, _: f"{n:.0f}"))
+
+
+def palette(n: int) -> Iterator[tuple[float, ...]]:
+    """Colors for n series: told apart by all where they are few, a scale where they are many."""
+    few = n <= MAX_LABELED
+    return cycle(sns.color_palette("colorblind", n) if few else sns.color_palette("viridis", n))
+
+
+def prompts_of(frame: pd.DataFrame) -> str:
+    low, high = frame.n_prompts.min(), frame.n_prompts.max()
+    return f"{low}" if low == high else f"{low} to {high}"
+
+
+@contextmanager
+def styled_axes(
+    ax: Any,
+    *,
+    n_panels: int = 1,
+    n_rows: int = 1,
+    panels: bool = False,
+    width: float = COLUMN_WIDTH,
+    height: float = 0.72 * COLUMN_WIDTH,
+    legend: bool = False,
+) -> Iterator[Any]:
+    """The caller's Axes as they are, or new ones in our style, with room for a legend beside."""
+    with paper_style():
+        if ax is None:
+            size = (width + (1.1 if legend else 0), height)
+            _, grid = plt.subplots(
+                n_rows, n_panels, figsize=size, layout="constrained", squeeze=not panels
+            )
+            ax = grid.ravel() if panels else grid
+        yield ax

@@ -1,0 +1,243 @@
+"""Results of decoders whose right answer is a set of tokens: what is still free, what is legal.
+
+    result = load_result("runs/complement")
+    result.beyond_frame()      # one number a seed for all lengths that training never saw, paired
+    result.gap_frame()         # how fast the logits of allowed and other tokens come together
+    result.plot("mass")
+
+The target is uniform over the allowed tokens. As in `outcomes`, the seed is the unit: variants
+share their seeds, so differences are paired, and a seed without finite numbers is not counted.
+This module needs no torch.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from llmprobe.base.intervals import Estimate, estimate, fit_decay, holm, paired_p
+from llmprobe.results.base import check_shape, records
+from llmprobe.results.trained import (
+    SCORES,
+    Array,
+    VariantsResult,
+    check_score,
+    check_target,
+    check_whole,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+METRICS = {
+    "illegal_top1": "illegal top-1",
+    "illegal_mass": "illegal mass",
+    "kl": "KL divergence",
+    "gap": "logit gap",
+}
+"""What is measured at each length, and its name in words; less is better for all but the gap."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class LegalityResult(VariantsResult, kind="legality"):
+    """How well variants know which tokens are allowed, by length, trained with the same seeds."""
+
+    plots: ClassVar[dict[str, str]] = {
+        "illegal": "illegal top-1 rate against length",
+        "mass": "probability on illegal tokens against length",
+        "kl": "KL divergence from the uniform target against length",
+        "gap": "mean logit of allowed tokens minus that of the others against length",
+    }
+
+    tests: ClassVar[str] = "n_sequences"
+
+    n_sequences: tuple[int, ...]
+    """Test sequences, one number a length: some games end early."""
+    vocab: int
+    """Tokens to choose from."""
+    target: str
+    """What training's loss was taken against: one allowed token (sampled), or all (exact)."""
+    kl: Array
+    """KL divergence in nats from the target to the prediction, mean over sequences; (variants,
+    seeds, lengths), like the next. NaN for a seed whose weights are not finite."""
+    illegal_mass: Array
+    """Probability on tokens that are not allowed, mean over sequences."""
+    illegal_top1: Array
+    """Share of sequences whose most likely token is not allowed."""
+    gap: Array
+    """Mean logit of allowed tokens minus that of the others, mean over sequences; NaN where all
+    tokens are allowed, or none."""
+    uniform_mass: Array
+    """(lengths,): what a uniform guess puts on illegal tokens, that is chance."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_target(self.target)
+        check_whole("vocab", (self.vocab,), least=1)
+        shape = (len(self.variants), len(self.seeds), len(self.lengths))
+        for name in METRICS:
+            check_shape(name, getattr(self, name), shape)
+            check_score(name, getattr(self, name))
+        check_shape("uniform_mass", self.uniform_mass, shape[2:])
+        check_score("uniform_mass", self.uniform_mass)
+        if np.isnan(self.uniform_mass).any():
+            raise ValueError("uniform_mass has NaN, accepted: shares from 0 to 1")
+
+    def to_frame(self) -> "pd.DataFrame":
+        """A row for each variant, seed and length."""
+        import pandas as pd
+
+        index = pd.MultiIndex.from_product(
+            [[self.task], self.variants, self.seeds, self.lengths],
+            names=["task", "variant", "seed", "length"],
+        )
+        columns = {name: getattr(self, name).ravel() for name in SCORES}
+        frame = pd.DataFrame(columns, index=index).reset_index()
+        n_sequences = np.tile(self.n_sequences, len(self.variants) * len(self.seeds))
+        frame.insert(4, "n_sequences", n_sequences)
+        return frame
+
+    def summary_frame(self, metric: str = "illegal_top1") -> "pd.DataFrame":
+        """A row for each variant and length: a metric over seeds, with a 95 % t interval."""
+        import pandas as pd
+
+        values = self._values(metric)
+        rows = [
+            (variant, length, *estimate(values[v, :, n]))
+            for v, variant in enumerate(self.variants)
+            for n, length in enumerate(self.lengths)
+        ]
+        columns = ["variant", "length", "mean", "sd", "low", "high", "n_seeds"]
+        return pd.DataFrame(rows, columns=columns)
+
+    def compare_frame(self, metric: str = "illegal_top1") -> "pd.DataFrame":
+        """A row for each other variant and length: its metric minus the first variant's.
+
+        Paired over seeds: mean difference, 95 % t interval, p of the paired t test, and whether it
+        is significant after Holm's correction over the variant's lengths. Below 0 is better for
+        all metrics but the gap. Where the differences do not vary there is no test: p is NaN.
+        """
+        import pandas as pd
+
+        values, rows = self._values(metric), []
+        for variant, own in list(zip(self.variants, values, strict=True))[1:]:
+            found = [estimate(difference) for difference in (own - values[0]).T]
+            p = [paired_p(e) for e in found]
+            for length, e, one, s in zip(self.lengths, found, p, holm(p), strict=True):
+                difference = (e.mean, e.low, e.high, one, s, e.n)
+                rows.append((variant, self.variants[0], length, *difference))
+        columns = ["variant", "reference", "length", "difference", "low", "high", "p"]
+        return pd.DataFrame(rows, columns=[*columns, "significant", "n_seeds"])
+
+    def beyond_frame(self) -> "pd.DataFrame":
+        """A row for each metric and variant: one number a seed for all lengths beyond training.
+
+        That number is the mean over `n_lengths` lengths; a length at which no seed has a number is
+        not one of them. `mean` is over `n_seeds`, `difference` is to the first variant, over the
+        `n_pairs` seeds that both have, with 95 % t intervals. p is of one paired t test, not
+        corrected for the others. Empty where no length is beyond.
+        """
+        import pandas as pd
+
+        rows = []
+        for metric in METRICS if self.beyond else ():
+            values, n_lengths = self._averages(metric, self.beyond)
+            for variant, own, against in self._pairs(values):
+                mean = (own.mean, own.low, own.high)
+                difference = (against.mean, against.low, against.high, paired_p(against))
+                rows.append((metric, variant, n_lengths, *mean, *difference, own.n, against.n))
+        columns = ["metric", "variant", "n_lengths", "mean", "low", "high", "difference"]
+        columns += ["difference_low", "difference_high", "p", "n_seeds", "n_pairs"]
+        return pd.DataFrame(rows, columns=columns)
+
+    def gap_frame(self) -> "pd.DataFrame":
+        """A row for each variant: how fast the gap between the logits closes.
+
+        `slope` is d log gap / d log length over all lengths that have a gap, least squares for
+        each seed, then the mean over seeds with its 95 % t interval; the minimal model of attention
+        has −1. A seed with a gap that is not positive has no slope and is not counted. Empty with
+        under 2 lengths.
+        """
+        import pandas as pd
+
+        known = np.flatnonzero(np.isfinite(self.gap).any(axis=(0, 1)))
+        rows = []
+        if len(known) > 1:
+            fit = fit_decay([self.lengths[n] for n in known], self.gap[..., known])
+            for variant, slopes in zip(self.variants, fit.slope, strict=True):
+                e = estimate(slopes)
+                rows.append((variant, e.mean, e.low, e.high, len(known), e.n))
+        columns = ["variant", "slope", "low", "high", "n_lengths", "n_seeds"]
+        return pd.DataFrame(rows, columns=columns)
+
+    @property
+    def main_metric(self) -> str:
+        """What tells networks apart: one attention loses mass long before its first choice errs."""
+        return "illegal_mass" if self.task == "set-complement" else "illegal_top1"
+
+    @property
+    def default_plot(self) -> str:
+        return "mass" if self.main_metric == "illegal_mass" else "illegal"
+
+    def headline(self) -> str:
+        n, n_seeds = len(self.variants), len(self.seeds)
+        where = "beyond training" if self.beyond else f"at {self.lengths[-1]}"
+        values, _ = self._averages(self.main_metric, self.beyond or self.lengths[-1:])
+        (first, own, _), *others = self._pairs(100 * values)
+        found = [f"{first} {own.mean:.1f} %"]
+        for variant, _, d in others[:2]:
+            interval = "" if np.isnan(d.low) else f" [{d.low:+.1f}, {d.high:+.1f}]"
+            found.append(f"{variant} {d.mean:+.1f} points{interval}")
+        more = f" and {n - 3} more" if n > 3 else ""
+        return (
+            f"{self.kind} {self.task}: {n} variant{'s' * (n > 1)}, "
+            f"{self.lengths[0]}..{self.lengths[-1]} {self.unit} "
+            f"(trained to {self.train_lengths[1]}), {n_seeds} seed{'s' * (n_seeds > 1)}, "
+            f"{self.steps} steps; {METRICS[self.main_metric]} {where}: {', '.join(found)}{more}"
+        )
+
+    def to_document(self) -> dict[str, Any]:
+        return super().to_document() | {
+            "comparisons": records(self.beyond_frame()),
+            "gap": records(self.gap_frame()),
+            "warnings": list(self.warnings),
+        }
+
+    def _draw(self, kind: str, ax: Any) -> Any:
+        import llmprobe.results.figures.legality as charts
+
+        metric = {"illegal": "illegal_top1", "mass": "illegal_mass"}.get(kind, kind)
+        shared: dict[str, Any] = {
+            "name": METRICS[metric],
+            "given": f"{self.unit} given",
+            "train_lengths": self.train_lengths,
+            "n_sequences": self.n_sequences,
+            "ax": ax,
+        }
+        summary = self.summary_frame(metric)
+        if metric == "gap":
+            theory = self.task == "set-complement"  # elsewhere nothing says how it should fall
+            return charts.draw_gap(summary, guide=theory, **shared)
+        chance = None if metric == "kl" else self.uniform_mass
+        return charts.draw_metric(summary, chance=chance, **shared)
+
+    def _values(self, metric: str) -> Array:
+        if metric not in METRICS:
+            raise ValueError(f"got metric {metric!r}, accepted: {', '.join(METRICS)}")
+        values: Array = getattr(self, metric)
+        return values
+
+    def _averages(self, metric: str, lengths: tuple[int, ...]) -> tuple[Array, int]:
+        """A metric's mean over lengths (variants, seeds), and how many of them have a number."""
+        values = self._values(metric)[..., np.isin(self.lengths, lengths)]
+        values = values[..., np.isfinite(values).any(axis=(0, 1))]
+        n_lengths = values.shape[-1]
+        return values.sum(axis=-1) / (n_lengths or np.nan), n_lengths
+
+    def _pairs(self, values: Array) -> list[tuple[str, Estimate, Estimate]]:
+        """Of one number a seed, for each variant: its mean, and its difference to the first's."""
+        return [
+            (variant, estimate(own), estimate(own - values[0] if number else []))
+            for number, (variant, own) in enumerate(zip(self.variants, values, strict=True))
+        ]

@@ -1,0 +1,81 @@
+"""Opening a saved result of any kind.
+
+    result = load_result("runs/llama")
+    result.to_frame(), result.plot()
+
+A kind of result is a module of this folder: it is known by being here.
+"""
+
+import json
+import os
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+from typing import Any
+
+import llmprobe.results
+from llmprobe.base.files import MAX_JSON_BYTES, as_path, read_arrays
+from llmprobe.errors import LLMProbeError, ResultFormatError
+from llmprobe.results.base import SCHEMA, Provenance, Result
+
+
+def known_kinds() -> dict[str, type[Result]]:
+    """All kinds of results by name."""
+    for module in iter_modules(llmprobe.results.__path__):
+        import_module(f"llmprobe.results.{module.name}")
+    return dict(Result.kinds)
+
+
+def load_result(folder: str | os.PathLike[str]) -> Result:
+    """Open a saved result of any known kind; `ResultFormatError` says why where it cannot."""
+    folder = as_path("folder", folder)
+    try:
+        document = _read_document(folder)
+        kind: Any = known_kinds()[document["kind"]]
+        fields = dict(document["fields"])
+        fields["provenance"] = Provenance(**fields["provenance"])
+        arrays = read_arrays(folder / "arrays.npz", document["arrays"])
+        return kind(**fields, **arrays)
+    except LLMProbeError:
+        raise
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ResultFormatError(
+            f"{folder} is not a readable result: {error!r}; copy or make it again"
+        ) from error
+
+
+def _read_document(folder: Path) -> dict[str, Any]:
+    path = folder / "result.json"
+    if not folder.exists():
+        raise ResultFormatError(f"{folder} does not exist; check the path")
+    if not folder.is_dir():
+        raise ResultFormatError(f"{folder} is a file; give the folder of a result")
+    if not path.is_file() and (folder / "configuration.json").is_file():
+        raise ResultFormatError(f"{folder} is not at its end; run its command again, then use it")
+    if not path.is_file():
+        raise ResultFormatError(f"{folder} is no result: it has no result.json; give another one")
+    if path.stat().st_size > MAX_JSON_BYTES:
+        raise ResultFormatError(f"{path} is larger than any result's ({MAX_JSON_BYTES} bytes)")
+    document = json.loads(path.read_text(encoding="utf-8"), parse_int=_whole_number)
+    if not isinstance(document, dict) or document.get("format") != "llmprobe":
+        raise ResultFormatError(f"{path} was not written by llmprobe; give another folder")
+    schema = document.get("schema")
+    if schema != SCHEMA:
+        hint = (
+            "; upgrade llmprobe to open it" if isinstance(schema, int) and schema > SCHEMA else ""
+        )
+        raise ResultFormatError(f"{path} has schema {schema!r}, this version reads {SCHEMA}{hint}")
+    if document.get("kind") not in known_kinds():
+        known = ", ".join(known_kinds())
+        raise ResultFormatError(
+            f"{path} has kind {document.get('kind')!r}, known: {known}; upgrade llmprobe to open it"
+        )
+    return document
+
+
+def _whole_number(digits: str) -> int:
+    """Numbers that no result has would break what is computed from them later."""
+    number = int(digits)
+    if abs(number) >= 2**63:
+        raise ValueError("a whole number of more than 64 bits")
+    return number

@@ -1,0 +1,125 @@
+"""What the results of the lab share: a task, seeds, lengths within training and beyond, and checks
+of all that, since a folder may come from a stranger. This module needs no torch."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmprobe.results.base import Result, check_shape
+
+Array = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+SCORES = ("kl", "illegal_mass", "illegal_top1", "gap")
+"""What is measured of a prediction that has several right answers."""
+TARGETS = ("sampled", "exact")
+_ROUNDING = 1e-5
+"""Sums of probabilities end at least this close to where they should."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class TrainedResult(Result, kind=""):
+    """Networks that were trained at some lengths and tested at others."""
+
+    joins: ClassVar[str] = "llmprobe.synthetic.joining"
+    tests: ClassVar[str]
+    """The field that says how many tests there are at each length."""
+    lists: ClassVar[tuple[str, ...]] = ("seeds", "lengths", "train_lengths", "warnings")
+    """Fields that come back from a file as lists."""
+
+    task: str
+    seeds: tuple[int, ...]
+    """All different."""
+    lengths: tuple[int, ...]
+    """Of the tests, increasing: items of a set, or tokens that were given."""
+    train_lengths: tuple[int, int]
+    """The shortest and the longest that training saw."""
+    schedule: str
+    steps: int
+    warnings: tuple[str, ...]
+    """What weakens the numbers, in words."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in (*self.lists, self.tests):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        if not all(isinstance(w, str) for w in (self.task, self.schedule, *self.warnings)):
+            raise ValueError("task, schedule and warnings need words")
+        lengths, trained, n_tests = self.lengths, self.train_lengths, getattr(self, self.tests)
+        check_whole("lengths", lengths, least=1)
+        check_whole("train_lengths", trained, least=1)
+        check_whole(self.tests, n_tests, least=1)
+        check_whole("steps", (self.steps,), least=1)
+        check_whole("seeds", self.seeds)
+        check_different("seeds", self.seeds)
+        if not lengths or list(lengths) != sorted(set(lengths)):
+            raise ValueError(f"lengths are {lengths!r}, accepted: one or more, increasing")
+        if len(trained) != 2 or trained[0] > trained[1]:
+            raise ValueError(f"train_lengths are {trained!r}, accepted: shortest and longest")
+        if len(n_tests) != len(lengths):
+            raise ValueError(f"{self.tests} are {n_tests!r}, needs one number a length")
+
+    @property
+    def beyond(self) -> tuple[int, ...]:
+        """The lengths that training never reached."""
+        return tuple(length for length in self.lengths if length > self.train_lengths[1])
+
+    @property
+    def unit(self) -> str:
+        """What is given to a network."""
+        return "moves" if self.task == "othello" else "tokens"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class VariantsResult(TrainedResult, kind=""):
+    """Variants of a network, all trained with the same seeds."""
+
+    lists: ClassVar[tuple[str, ...]] = (*TrainedResult.lists, "variants")
+
+    variants: tuple[str, ...]
+    """The first is the reference of all comparisons."""
+    diverged: Integers
+    """(variants, seeds): the step from which the loss was not finite, or the last one where it
+    ended no better than guessing; −1 where all went well."""
+    loss_steps: Integers
+    """(points,)"""
+    loss: Array
+    """Training loss: (variants, seeds, points)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not all(isinstance(name, str) for name in self.variants):
+            raise ValueError("variants need words")
+        check_different("variants", self.variants)
+        shape = (len(self.variants), len(self.seeds))
+        check_shape("diverged", self.diverged, shape)
+        check_shape("loss_steps", self.loss_steps, (self.loss_steps.size,))
+        check_shape("loss", self.loss, (*shape, *self.loss_steps.shape))
+
+
+def check_whole(name: str, numbers: tuple[Any, ...], least: int | None = None) -> None:
+    if not all(isinstance(n, int) and (least is None or n >= least) for n in numbers):
+        more = "" if least is None else f", {least} or more"
+        raise ValueError(f"{name} are {numbers!r}, accepted: whole numbers{more}")
+
+
+def check_different(name: str, given: tuple[Any, ...]) -> None:
+    if not given or len(set(given)) < len(given):
+        raise ValueError(f"{name} are {given!r}, accepted: one or more, all different")
+
+
+def check_target(target: Any) -> None:
+    if target not in TARGETS:
+        raise ValueError(f"target is {target!r}, accepted: {', '.join(TARGETS)}")
+
+
+def check_score(name: str, values: Array) -> None:
+    """NaN is a number that is not known; the gap may have any sign."""
+    share = name not in ("kl", "gap")
+    low = -np.inf if name == "gap" else -_ROUNDING
+    high = 1 + _ROUNDING if share else np.inf
+    if np.isinf(values).any() or (values < low).any() or (values > high).any():
+        accepted = "shares from 0 to 1" if share else "finite" + " from 0" * (name == "kl")
+        raise ValueError(f"{name} has values out of its range, accepted: {accepted}, or NaN")

@@ -1,0 +1,91 @@
+"""Checkpoints: tensors and a few facts in one safetensors file, replaced in one step; and tensors
+that processes hand to each other in the same format."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load, save, save_file
+from torch import Tensor
+
+from llmprobe.errors import CheckpointError
+from llmprobe.base.processes import process, process_device
+from llmprobe.base.files import sync
+
+
+def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+    """Write beside and rename, so that whatever happens the old one or the new one is whole."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    plain = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
+    try:
+        save_file(plain, beside, metadata={"llmprobe": json.dumps(facts)})
+        beside.chmod(path.parent.stat().st_mode & 0o666)  # for all whom the folder is for
+        sync(beside)
+        beside.replace(path)
+    except (OSError, SafetensorError) as error:  # a full disk, a folder that is gone
+        raise CheckpointError(
+            f"{path} cannot be written ({error}); what was kept before stays: make room, then give "
+            "the same command again"
+        ) from None
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What `write_checkpoint` wrote."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            facts = json.loads((file.metadata() or {})["llmprobe"])
+            if not isinstance(facts, dict):
+                raise ValueError("it tells no facts")
+            return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118
+    except (SafetensorError, OSError, KeyError, ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"{path} is no readable checkpoint ({error}); remove it to have its piece done again"
+        ) from None
+
+
+def gather_tensors(own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What all processes have, each of its own names: handed on as safetensors, not as pickles."""
+    here = process()
+    if here.n_processes == 1:
+        return dict(own)
+    from accelerate.utils import gather, pad_across_processes
+
+    device = process_device()
+    data = save({name: tensor.contiguous().cpu() for name, tensor in own.items()})
+    sizes = gather(torch.tensor([len(data)], device=device)).tolist()
+    padded = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)
+    every = gather(pad_across_processes(padded)).cpu().view(here.n_processes, -1)
+    found: dict[str, Tensor] = {}
+    for part, size in zip(every, sizes, strict=True):
+        found |= load(part[:size].numpy().tobytes())
+    return found
+
+
+_FOLLOWING = ("prompts_hash", "one_pass")
+"""What differs where something else does, which is then enough to tell."""
+
+
+def check_same(where: Path, there: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Refuse to mix configurations; the error says what differs."""
+    have, want = _flat(there), _flat(json.loads(json.dumps(wanted)))
+    other = [name for name in sorted({*have, *want}) if have.get(name) != want.get(name)]
+    if other:
+        other = [name for name in other if name not in _FOLLOWING] or other
+        words = ", ".join(f"{n} {have.get(n)!r} (asked: {want.get(n)!r})" for n in other)
+        raise CheckpointError(
+            f"{where} holds another run: {words}; use another --output or --overwrite"
+        )
+
+
+def _flat(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """With what is named inside `arguments` beside the rest, so that only what differs is told."""
+    found: dict[str, Any] = {}
+    for name, value in facts.items():
+        found |= value if name == "arguments" and isinstance(value, Mapping) else {name: value}
+    return found

@@ -1,0 +1,103 @@
+"""Scoring: how much of a decoder's prediction is allowed, after each number of tokens given.
+
+    scores = score(network, find_choice("set-complement"), lengths=(1, 2, 4, 8), n=1024)
+    scores["illegal_mass"]  # (seeds, lengths)
+
+A causal decoder answers after every token, so one forward over a sequence gives all lengths. The
+target is uniform over what is allowed. Sequences that have ended are not counted.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from llmprobe.base.machine import without_denormals
+from llmprobe.base.seeds import torch_generator
+from llmprobe.results.trained import SCORES
+from llmprobe.synthetic.decoder_network import Decoder
+from llmprobe.synthetic.layers import by_seed
+from llmprobe.synthetic.tasks import Choice
+
+_DRAWN = 1024
+"""Sequences that are drawn at once. Part of what the tests are: another number gives others."""
+_CHUNK = {"cpu": 2**21}
+_DEFAULT_CHUNK = 2**25
+"""Logits in one forward."""
+
+
+def score(
+    network: Decoder,
+    task: Choice,
+    lengths: Sequence[int],
+    n: int,
+    *,
+    advance: Callable[[int], object] = lambda n_sequences: None,
+) -> dict[str, NDArray[np.float64]]:
+    """The scores (seeds, lengths) on n test sequences; `uniform_mass` and `n_sequences` (lengths,).
+
+    kl: from the target to the prediction, in nats. illegal_mass: probability of tokens that are
+    not allowed. illegal_top1: share of sequences whose most likely token is not. gap: mean logit of
+    the allowed tokens less that of the others. All are means over sequences; a seed whose logits
+    are not all finite has NaN. uniform_mass is the illegal mass of guessing.
+    """
+    device, seeds = next(network.parameters()).device, len(network.seeds)
+    at = torch.tensor(lengths, device=device) - 1
+    size = _CHUNK.get(device.type, _DEFAULT_CHUNK) // (seeds * max(lengths) * task.vocab)
+    totals = torch.zeros(len(SCORES), seeds, len(lengths), dtype=torch.float64)
+    counts, guessed = torch.zeros(2, len(lengths), dtype=torch.float64)
+    with torch.inference_mode(), without_denormals():
+        for tokens in draw_test_sequences(task, max(lengths), n):
+            for some in tokens.to(device).split(max(size, 1)):
+                allowed = task.allowed(some)[:, at]
+                logits = network(some[:, :-1].repeat(seeds, 1)).logits[:, at]
+                logits, allowed = logits.cpu(), allowed.cpu()  # float64 is not everywhere
+                found = _score(by_seed(logits, seeds), allowed)
+                live = allowed.any(dim=-1)
+                # Where a sequence has ended there is nothing to score, whatever came out.
+                totals += torch.where(live, found, 0).sum(dim=2)
+                counts += live.sum(dim=0)
+                share = (~allowed).double().mean(dim=-1)
+                guessed += torch.where(live, share, 0).sum(dim=0)
+                advance(len(some))
+    means = (totals / counts).numpy()
+    return {name: means[i] for i, name in enumerate(SCORES)} | {
+        "uniform_mass": (guessed / counts).numpy(),
+        "n_sequences": counts.numpy(),
+    }
+
+
+def _score(logits: Tensor, allowed: Tensor) -> Tensor:
+    """(seeds, n, lengths, vocab) and (n, lengths, vocab) to (scores, seeds, n, lengths)."""
+    logits = logits.double()
+    logp = logits.log_softmax(dim=-1)
+    n = allowed.sum(dim=-1).double()
+    illegal = (logp.exp() * ~allowed).sum(dim=-1)
+    kl = -torch.log(n) - (logp * allowed).sum(dim=-1) / n
+    top = logits.argmax(dim=-1, keepdim=True)
+    wrong = 1 - allowed.expand_as(logits).gather(-1, top)[..., 0].double()
+    others = (logits * ~allowed).sum(dim=-1) / (~allowed).sum(dim=-1)
+    gap = (logits * allowed).sum(dim=-1) / n - others
+    found = torch.stack([kl, illegal, wrong, gap])
+    finite = logits.isfinite().all(dim=-1)
+    return torch.where(finite, found, torch.nan)
+
+
+def draw_test_sequences(task: Choice, length: int, n: int) -> Iterator[Tensor]:
+    """Tokens of test sequences, from a stream that no training draws from.
+
+    Short ones occur in training all the same: there are few of them.
+    """
+    for block, start in enumerate(range(0, n, _DRAWN)):
+        generator = torch_generator(0, "test sequences", task.name, task.vocab, block)
+        # As long as they can be, so that a sequence is the same whatever lengths are asked for.
+        yield task.sample(_DRAWN, task.longest, generator)[: n - start, : length + 1]
+
+
+def digest_test_sequences(task: Choice) -> str:
+    """A short name for the test sequences: the same for the same ones."""
+    tokens = next(draw_test_sequences(task, task.longest, 1))
+    return hashlib.sha256(tokens.numpy().tobytes()).hexdigest()[:16]

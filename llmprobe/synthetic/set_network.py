@@ -1,0 +1,249 @@
+"""The lab's network: one attention over a set, read by an MLP, and the variants of it.
+
+    network = SetNetwork("argmax", "layernorm", seeds=(0, 1, 2))
+    answer = network(tokens)           # tokens (3 * batch, length + 1), one seed's after another's
+
+It follows section 3 of arXiv 2410.01104: an MLP for the items and one for the query, one attention
+without positions, an MLP that reads its output. Every parameter has a first axis for the seeds,
+which share nothing but the computation; a batch holds as many sets for each of them. A variant is
+`baseline` or a few names of `PARTS` joined by a plus, such as `layernorm+ssmax`.
+
+The attention answers for the query alone, so its output has one position; the norm stands behind
+it, so a capture sees what the norm is given.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from llmprobe.base.seeds import torch_generator
+from llmprobe.synthetic.layers import Drop, SeedLinear, SeedMlp, SeedNorm, by_seed, no_drop
+from llmprobe.synthetic.softmaxes import (
+    DifferentialSoftmax,
+    NormalizedScores,
+    ScalableSoftmax,
+    Softmax,
+)
+from llmprobe.synthetic.tasks import N_CLASSES, VOCAB_SIZE, find_task
+from llmprobe.synthetic.variants import AVERAGES, BASELINE, Part, parse_variant
+
+PARTS = {
+    "layernorm": Part(
+        "norm",
+        "LayerNorm on the attention output",
+        lambda seeds, size: SeedNorm(seeds, size, gain=True, bias=True),
+    ),
+    "standardize": Part(
+        "norm", "LayerNorm without gain and bias on the attention output", SeedNorm
+    ),
+    "rmsnorm": Part(
+        "norm",
+        "RMSNorm on the attention output",
+        lambda seeds, size: SeedNorm(seeds, size, gain=True, center=False),
+    ),
+    "headnorm": Part("heads", "LayerNorm without gain and bias on each head's output", SeedNorm),
+    "dropout": Part("dropout", "dropout on the attention output while training"),
+    "ssmax": Part("softmax", "softmax(s log(n) logits), s learned", ScalableSoftmax),
+    "differential": Part(
+        "softmax", "the difference of two softmaxes, RMSNorm on heads", DifferentialSoftmax
+    ),
+    "normalized": Part(
+        "softmax", "standardized logits without softmax, LayerNorm on heads", NormalizedScores
+    ),
+    "adaptive": Part("temperature", "a colder softmax where it is spread thin, at test time only"),
+    **AVERAGES,
+}
+"""What `build` is given: norm and heads (seeds, size); softmax (seeds, heads, head size)."""
+
+
+def parse_set_variant(name: str) -> dict[str, str]:
+    """The variant's parts by their place: `layernorm+ssmax` to {"norm": ..., "softmax": ...}."""
+    parts = parse_variant(name, PARTS)
+    if parts.get("softmax") == "normalized" and "temperature" in parts:
+        raise ValueError(f"variants: {name!r} has no softmax whose temperature could change")
+    return parts
+
+
+class ItemEmbedding(nn.Module):
+    """The hidden layer of the items' MLP: (batch, n) tokens to (batch, n, width).
+
+    A table of all tokens would be far too large, so a token's meaning is computed.
+    """
+
+    num_embeddings = VOCAB_SIZE
+
+    def __init__(self, task: str, width: int, seeds: int) -> None:
+        super().__init__()
+        self.task = find_task(task)
+        # No bias: the classes are one-hot, so their rows of the matrix can hold it. The function is
+        # the same, the path of training is not quite that of an MLP with one.
+        self.first = SeedLinear(seeds, self.task.item_size, width, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        items = self.task.items(tokens).to(self.first.weight.dtype)
+        return F.gelu(self.first(items))
+
+
+class SetAttention(nn.Module):
+    """Attention of one query over the items of a set, without positions and without a mask.
+
+    The second map of the items' MLP (`i_proj`) and the maps to keys and values are linear, so they
+    act where there is one vector a set: the first two on the query's side, the last behind the
+    pooling. An item then costs a product with the query and one with its weight.
+    """
+
+    def __init__(self, width: int, heads: int, seeds: int, parts: dict[str, str]) -> None:
+        super().__init__()
+        self.num_heads, self.head_size = heads, width // heads
+        softmax = PARTS[parts["softmax"]].build if "softmax" in parts else Softmax
+        self.softmax: Softmax = softmax(seeds, heads, self.head_size)
+        self.softmax.cold = "temperature" in parts
+        maps = self.softmax.maps * heads
+        self.i_proj = SeedLinear(seeds, width, width)
+        self.q_proj = SeedLinear(seeds, width, maps * self.head_size, bias=False)
+        self.k_proj = SeedLinear(seeds, width, maps * self.head_size, bias=False)
+        self.v_proj = SeedLinear(seeds, width, width, bias=False)
+        norm = PARTS[parts["heads"]].build if "heads" in parts else None
+        self.norm = nn.Identity() if norm is None else norm(seeds, self.head_size)
+        # One head needs no projection: its values are already where they go.
+        self.o_proj = SeedLinear(seeds, width, width, bias=False) if heads > 1 else nn.Identity()
+
+    def forward(self, query: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """(batch, 1, width) and (batch, n, width) to the output and (batch, heads, n) weights."""
+        mlp, seeds = self.i_proj, len(self.i_proj.weight)
+        size = self.head_size
+        keys, values = (x.weight.unflatten(-1, (-1, size)) for x in (self.k_proj, self.v_proj))
+        # The axes: seed, set, head, feature.
+        q = by_seed(self.q_proj(query)[:, 0], seeds).unflatten(-1, (-1, size)) / math.sqrt(size)
+        asked = _map_heads(q, keys.permute(0, 2, 3, 1))
+        # The bias of `i_proj` would add the same number to all logits of a set, which no softmax
+        # here is changed by.
+        asked = torch.bmm(asked.flatten(1, 2), mlp.weight.mT)
+        both: dict[str, Tensor] = {}
+        logits = _Ask.apply(asked.view(len(hidden), -1, hidden.shape[-1]), hidden, both)
+        weights = self.softmax(logits)
+        pooled = by_seed(_Pool.apply(weights, hidden, both), seeds)
+        mass = by_seed(weights.sum(dim=-1, keepdim=True), seeds)
+        assert mlp.bias is not None
+        shift = mass.flatten(1, 2) * mlp.bias[:, None]
+        pooled = torch.baddbmm(shift, pooled.flatten(1, 2), mlp.weight).view(pooled.shape)
+        heads = _map_heads(pooled, values.permute(0, 2, 1, 3)).flatten(0, 1)
+        return self.o_proj(self.norm(self.softmax.norm(heads)).flatten(1)[:, None]), weights
+
+
+def _map_heads(x: Tensor, maps: Tensor) -> Tensor:
+    """(seeds, batch, heads, inputs) by each head's own map, (seeds, heads, inputs, outputs)."""
+    return (x.transpose(1, 2) @ maps).transpose(1, 2)
+
+
+class _Ask(torch.autograd.Function):
+    """Logits of what is asked (batch, heads, width) about the items (batch, n, width).
+
+    The items are used again by `_Pool`, and the gradient of each use is an outer product, as large
+    as all items. `_Pool` leaves its factors in `both`, for one product of twice the depth here.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, asked: Tensor, hidden: Tensor, both: dict[str, Tensor]) -> Tensor:
+        ctx.save_for_backward(asked, hidden)
+        ctx.both = both
+        return torch.bmm(asked, hidden.transpose(1, 2))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        asked, hidden = ctx.saved_tensors
+        left = torch.cat([gradient, ctx.both["weights"]], dim=1)
+        right = torch.cat([asked, ctx.both["gradient"]], dim=1)
+        return torch.bmm(gradient, hidden), torch.bmm(left.transpose(1, 2), right), None
+
+
+class _Pool(torch.autograd.Function):
+    """The items (batch, n, width) by their weights (batch, heads, n), summed."""
+
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, hidden: Tensor, both: dict[str, Tensor]) -> Tensor:
+        ctx.save_for_backward(weights, hidden)
+        ctx.both = both
+        return torch.bmm(weights, hidden)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        weights, hidden = ctx.saved_tensors
+        ctx.both |= {"weights": weights, "gradient": gradient}
+        return torch.bmm(gradient, hidden.transpose(1, 2)), None, None
+
+
+class Answer(NamedTuple):
+    """What a network makes of a batch of sets."""
+
+    logits: Tensor
+    """(batch, classes)"""
+    output: Tensor
+    """The attention output as the reading MLP is given it, behind the norm: (batch, width)."""
+    weights: Tensor
+    """(batch, heads, n)"""
+
+
+class SetNetwork(nn.Module):
+    """One attention over a set, for each of some seeds; see the module's docstring."""
+
+    _can_record_outputs: ClassVar = {"attentions": SetAttention}
+
+    def __init__(
+        self,
+        task: str,
+        variant: str = BASELINE,
+        *,
+        seeds: Sequence[int] = (0,),
+        width: int = 128,
+        heads: int = 1,
+    ) -> None:
+        super().__init__()
+        if heads < 1 or width < 1 or width % heads:
+            raise ValueError(f"heads: got {heads}, accepted: a divisor of the width, {width}")
+        parts = parse_set_variant(variant)
+        n = len(seeds)
+        self.task = find_task(task)
+        self.variant, self.seeds, self.width, self.heads = variant, tuple(seeds), width, heads
+        self.items = ItemEmbedding(task, width, n)
+        self.query = SeedMlp(n, self.task.query_size, width, width)
+        self.attention = SetAttention(width, heads, n, parts)
+        self.norm = PARTS[parts["norm"]].build(n, width) if "norm" in parts else nn.Identity()
+        self.readout = SeedMlp(n, width, width, N_CLASSES)
+        # By the module's name, so that all variants of a seed begin alike.
+        for path, module in self.named_modules():
+            if isinstance(module, SeedLinear | DifferentialSoftmax):
+                for index, seed in enumerate(seeds):
+                    module.draw(index, torch_generator(seed, "weights", path))
+
+    def get_input_embeddings(self) -> ItemEmbedding:
+        return self.items
+
+    def forward(self, input_ids: Tensor, use_cache: bool = False, drop: Drop = no_drop) -> Answer:
+        """Tokens (batch, length + 1), the query last; `drop` is training's dropout."""
+        if len(input_ids) % len(self.seeds) or input_ids.shape[1] < 2:
+            raise ValueError(
+                f"input_ids: got {tuple(input_ids.shape)}, accepted: as many sets for each of the "
+                f"{len(self.seeds)} seeds, of one item or more and the query; member(0) is one seed"
+            )
+        hidden = self.items(input_ids[:, :-1])
+        query = self.query(self.task.query(input_ids[:, -1:]).to(hidden.dtype))
+        output, weights = self.attention(query, hidden)
+        output = self.norm(output[:, 0])
+        return Answer(self.readout(drop(output)[:, None])[:, 0], output, weights)
+
+    def member(self, index: int) -> "SetNetwork":
+        """The network of one seed, as a copy."""
+        one = type(self)(
+            self.task.name,
+            self.variant,
+            seeds=(self.seeds[index],),
+            width=self.width,
+            heads=self.heads,
+        ).to(next(self.parameters()))
+        one.load_state_dict({k: v[[index]] for k, v in self.state_dict().items()})
+        return one

@@ -1,0 +1,131 @@
+"""Sets with one right answer: what the lab trains on argmax retrieval and dictionary lookup, and
+how its pieces become a `SyntheticResult`."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from llmprobe.base.seeds import torch_generator
+from llmprobe.results.accuracy import SyntheticResult
+from llmprobe.synthetic.layers import Drop, by_seed
+from llmprobe.synthetic.plan import Advance, Done, Numbers, Plan
+from llmprobe.synthetic.set_network import PARTS, SetNetwork, parse_set_variant
+from llmprobe.synthetic.set_scores import N_FEATURES, digest_test_sets, evaluate
+from llmprobe.synthetic.tasks import N_CLASSES, find_task
+from llmprobe.synthetic.training import Batch, Training, seed_generators, steps_of
+from llmprobe.synthetic.variants import Parts
+
+DEFAULTS: dict[str, Any] = {
+    "variants": "baseline,layernorm",
+    "train_lengths": "5..16",
+    "width": 128,
+    "heads": 1,
+    "batch": 128,
+    "learning_rate": 1e-3,
+    "weight_decay": 1e-3,
+}
+PRESETS: dict[str, dict[str, Any]] = {
+    "quick": {"seeds": 8, "steps": 2000, "lengths": "16..4096", "sets": 256},
+    "desk": {"seeds": 32, "steps": 5000, "lengths": "16..16384", "sets": 1024},
+    "paper": {"seeds": 32, "steps": 100_000, "lengths": "16..16384", "sets": 32_768},
+}
+_OF_FIRST_SEED = ("feature_values", "top_weights")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetTraining(Training):
+    """A training on sets. All seeds of all variants meet the same lengths."""
+
+    parts: ClassVar[Parts] = PARTS
+
+    task: str = "argmax"
+
+    def parse(self, variant: str) -> dict[str, str]:
+        return parse_set_variant(variant)
+
+    def has_learned(self, loss: Tensor, right: Tensor) -> Tensor:
+        return loss <= 0.98 * math.log(N_CLASSES)  # that of guessing, less what it scatters by
+
+    def new_network(self, variant: str | None = None) -> SetNetwork:
+        return SetNetwork(
+            self.task, variant or self.variant, seeds=self.seeds, width=self.width, heads=self.heads
+        )
+
+    def batches(self, block: int) -> Iterator[Batch]:
+        """Tokens and labels."""
+        task = find_task(self.task)
+        lengths = torch.randint(
+            self.shortest,
+            self.longest + 1,
+            (steps_of(self, block),),
+            generator=torch_generator(0, "lengths", block),
+        )
+        generators = seed_generators(self, "sets", block)
+        for length in lengths.tolist():
+            drawn = [task.sample(self.batch, length, generator) for generator in generators]
+            tokens, labels = (torch.cat(parts) for parts in zip(*drawn, strict=True))
+            yield tokens, labels
+
+    def losses(self, network: SetNetwork, batch: Batch, drop: Drop) -> tuple[Tensor, Tensor]:
+        tokens, labels = batch
+        logits, n_seeds = network(tokens, drop=drop).logits, len(self.seeds)
+        loss = by_seed(F.cross_entropy(logits, labels, reduction="none"), n_seeds).mean(dim=1)
+        hits = by_seed(logits.argmax(dim=1) == labels, n_seeds)
+        return loss, hits.float().mean(dim=1)
+
+
+@dataclass(frozen=True)
+class SetPlan(Plan):
+    """Variants of a network over sets, tested on larger ones."""
+
+    measured: ClassVar[tuple[str, ...]] = (*SyntheticResult.by_length, *_OF_FIRST_SEED)
+
+    def work(self, network: SetNetwork) -> int:
+        return sum(self.lengths) * self.sets * len(network.seeds)
+
+    def measure(self, network: SetNetwork, advance: Advance) -> Numbers:
+        """By seed and length (seeds, lengths); of the first seed (lengths, ...)."""
+        found: dict[str, list[Any]] = {}
+        for length in self.lengths:
+
+            def step(n_items: int, length: int = length) -> None:
+                advance(n_items, f"length {length}")
+
+            for name, value in vars(evaluate(network, length, self.sets, advance=step)).items():
+                found.setdefault(name, []).append(value)
+        return {name: np.stack(v, axis=self.length_axis(name)) for name, v in found.items()}
+
+    def length_axis(self, name: str) -> int:
+        return 0 if name in _OF_FIRST_SEED else 1
+
+    def join(self, done: Sequence[Done], device: torch.device) -> SyntheticResult:
+        base = self.base
+        training = self.trained(done)
+        task = find_task(base.task)
+        firsts = {variant: ones[0] for variant, ones in self.serving(done).items()}
+        return SyntheticResult(
+            provenance=self.provenance("SetNetwork", digest_test_sets(task, self.lengths), device),
+            task=base.task,
+            variants=self.variants,
+            seeds=base.seeds,
+            lengths=self.lengths,
+            train_lengths=(base.shortest, base.longest),
+            n_sets=(self.sets,) * len(self.lengths),
+            chance=1 / N_CLASSES,
+            schedule=base.schedule,
+            steps=base.steps,
+            warnings=tuple(self.warnings(training["diverged"])),
+            feature_indices=tuple(range(min(N_FEATURES, base.width))),
+            **{name: self.stacked(done, name) for name in SyntheticResult.by_length},
+            **{
+                name: np.stack([one.measured[variant][name] for variant, one in firsts.items()])
+                for name in _OF_FIRST_SEED
+            },
+            **training,
+        )

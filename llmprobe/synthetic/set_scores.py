@@ -1,0 +1,153 @@
+"""Evaluation: accuracy, shift and dispersion by length, of every seed on the same test sets.
+
+    measured = evaluate(network, length=16384, n_sets=1024)
+
+Everything comes from one forward a chunk of sets. A chunk is small, so that memory stays far below
+what the longest sets of all seeds would need together, and so that it fits a CPU's cache.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from llmprobe.base.machine import without_denormals
+from llmprobe.base.moments import Moments
+from llmprobe.base.seeds import torch_generator
+from llmprobe.results.accuracy import MAX_EXAMPLES, MAX_WEIGHTS
+from llmprobe.synthetic.set_network import Answer, SetNetwork
+from llmprobe.synthetic.tasks import Task
+
+N_FEATURES, N_FEATURE_SETS = 5, 256
+"""Single features that are kept, and on how many sets: Figure 2 of arXiv 2504.02827."""
+_DRAWN = 2**20
+"""Items that are drawn at once. Part of what a test set is: another number gives other sets."""
+_CHUNK = {"cpu": 2**14}
+_DEFAULT_CHUNK = 2**19
+"""Items in one forward: a CPU's cache holds few, other devices want many."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Of each seed at one length; arrays of shape (seeds,) but for the last two."""
+
+    accuracy: NDArray[np.float64]
+    global_mean: NDArray[np.float64]
+    """Mean over the features of one attention output, averaged over sets."""
+    global_variance: NDArray[np.float64]
+    """Variance over the features of one attention output, averaged over sets."""
+    feature_variance: NDArray[np.float64]
+    """Variance over sets of a feature, averaged over features."""
+    entropy: NDArray[np.float64]
+    """Of the attention weights, in nats, averaged over sets and heads; NaN where they are no
+    distribution."""
+    feature_values: NDArray[np.float32]
+    """The first seed's first features on single sets: (sets, features)."""
+    top_weights: NDArray[np.float32]
+    """The first seed's largest weights, averaged over heads: (sets, rank), 0 where there are
+    fewer."""
+
+
+def evaluate(
+    network: SetNetwork,
+    length: int,
+    n_sets: int,
+    *,
+    advance: Callable[[int], object] = lambda n_items: None,
+) -> Measured:
+    """Measure all seeds of a network at one length; `advance` is told of the items that are done.
+
+    The attention output is the one that the reading MLP is given, behind the norm.
+    """
+    members = [network.member(index).eval() for index in range(len(network.seeds))]
+    tallies = [_Tally(keep=index == 0) for index in range(len(members))]
+    device = next(network.parameters()).device
+    size = max(_CHUNK.get(device.type, _DEFAULT_CHUNK) // length, 1)
+    with torch.inference_mode(), without_denormals():
+        for tokens, labels in draw_test_sets(network.task, length, n_sets):
+            for start in range(0, len(tokens), size):
+                some, right = (x[start : start + size].to(device) for x in (tokens, labels))
+                for member, tally in zip(members, tallies, strict=True):
+                    tally.update(member(some), right)
+                advance(len(some) * length * len(members))
+    return _joined(tallies)
+
+
+def draw_test_sets(task: Task, length: int, n_sets: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Tokens and labels of the test sets of a length, which no training meets."""
+    at_once = max(_DRAWN // length, 1)
+    for block, start in enumerate(range(0, n_sets, at_once)):
+        generator = torch_generator(0, "test sets", task.name, length, block)
+        tokens, labels = task.sample(at_once, length, generator)
+        yield tokens[: n_sets - start], labels[: n_sets - start]
+
+
+def digest_test_sets(task: Task, lengths: tuple[int, ...]) -> str:
+    """A short name for the test sets: the same for the same ones."""
+    digest = hashlib.sha256()
+    for length in lengths:
+        tokens, _ = next(draw_test_sets(task, length, 1))
+        digest.update(tokens.numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+class _Tally:
+    """The sums of one seed at one length."""
+
+    def __init__(self, *, keep: bool) -> None:
+        self.features = Moments()
+        self.vectors = Moments()
+        """Of four numbers a set: hit, mean over features, variance over features, entropy."""
+        self.keep = keep
+        self.values: list[Tensor] = []
+        self.tops: list[Tensor] = []
+
+    def update(self, answer: Answer, labels: Tensor) -> None:
+        output, weights = _double(answer.output), answer.weights
+        hits: Tensor = (answer.logits.argmax(dim=1) == labels) & answer.logits.isfinite().all(dim=1)
+        variance, mean = torch.var_mean(output, dim=1, correction=0)
+        entropy = _entropy(weights).mean(dim=1)
+        self.features.update(output)
+        self.vectors.update(torch.stack([hits.to(mean), mean, variance, entropy], dim=1))
+        if self.keep and len(self.values) < N_FEATURE_SETS:
+            self.values += answer.output[:N_FEATURE_SETS, :N_FEATURES].cpu()
+        if self.keep and len(self.tops) < MAX_EXAMPLES:
+            self.tops += _top(weights[:MAX_EXAMPLES].mean(dim=1)).cpu()
+
+
+def _entropy(weights: Tensor) -> Tensor:
+    """(..., n) to (...), in nats; NaN where the weights are no distribution."""
+    positive = (weights >= 0).all(dim=-1) & ((weights.sum(dim=-1) - 1).abs() < 1e-3)
+    entropy = _double(torch.special.entr(weights).sum(dim=-1))
+    return entropy.where(positive.to(entropy.device), torch.nan)
+
+
+def _double(x: Tensor) -> Tensor:
+    """In float64, which MPS does not have."""
+    return (x.cpu() if x.device.type == "mps" else x).double()
+
+
+def _top(weights: Tensor) -> Tensor:
+    """(sets, n) to the largest (sets, MAX_WEIGHTS)."""
+    largest = weights.topk(min(MAX_WEIGHTS, weights.shape[1]), dim=1).values
+    return torch.nn.functional.pad(largest, (0, MAX_WEIGHTS - largest.shape[1]))
+
+
+def _joined(tallies: list[_Tally]) -> Measured:
+    means = np.stack([tally.vectors.summary().mean for tally in tallies])
+    spread = [np.mean(tally.features.summary().variance) for tally in tallies]
+    finite = np.array([tally.features.summary().nonfinite.sum() == 0 for tally in tallies])
+    first = tallies[0]
+    return Measured(
+        accuracy=np.where(finite, means[:, 0], np.nan),
+        global_mean=means[:, 1],
+        global_variance=means[:, 2],
+        feature_variance=np.array(spread),
+        entropy=means[:, 3],
+        feature_values=torch.stack(first.values[:N_FEATURE_SETS]).numpy(),
+        top_weights=torch.stack(first.tops[:MAX_EXAMPLES]).numpy(),
+    )

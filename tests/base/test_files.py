@@ -1,0 +1,227 @@
+"""Folders are whole or absent; arrays from strangers are read without trust."""
+
+import io
+import json
+import os
+import pickle
+import random
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+
+import numpy as np
+import pytest
+from checkout import ROOT
+
+from llmprobe import ResultExistsError, ResultFormatError, load_result
+from llmprobe.base.files import as_path, read_arrays, write_arrays, write_folder
+
+SPEC = {"a": {"dtype": "<f8", "shape": [3]}}
+
+
+def write_result(name):
+    def write(folder):
+        document = {"format": "llmprobe", "name": name}
+        (folder / "result.json").write_text(json.dumps(document))
+
+    return write
+
+
+def name_of(folder):
+    return json.loads((folder / "result.json").read_text())["name"]
+
+
+def test_a_path_is_what_its_text_says(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert as_path("output", "~/run") == tmp_path / "run"
+    assert as_path("output", tmp_path) == tmp_path
+    for wrong in ("", " ", "a\0b", "x" * 300, "~no-such-user/x"):
+        with pytest.raises(ValueError, match="output: got '") as caught:
+            as_path("output", wrong)
+        assert str(caught.value).isprintable()
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    for target in (tmp_path / "file" / "run", tmp_path / "file" / "deep" / "run"):
+        with pytest.raises(OSError, match=r"run cannot be written \(.*\); use another one"):
+            write_folder(target, write_result("x"))
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_failed_write_leaves_nothing(tmp_path):
+    def fail(folder):
+        (folder / "half").write_text("x")
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        write_folder(tmp_path / "run", fail)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_overwrite_keeps_the_old(tmp_path):
+    target = tmp_path / "run"
+    write_folder(target, write_result("old"))
+
+    def fail(folder):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_folder(target, fail, overwrite=True)
+    assert name_of(target) == "old"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_overwriting_must_be_asked_for_and_replaces_results_only(tmp_path):
+    target = tmp_path / "deep" / "run"
+    write_folder(target, write_result("old"))
+    with pytest.raises(ResultExistsError, match="already there"):
+        write_folder(target, write_result("new"))
+    write_folder(target, write_result("new"), overwrite=True)
+    assert name_of(target) == "new"
+    assert list(target.parent.iterdir()) == [target]
+    (target / "thesis.tex").write_text("years of work")
+    for others in (None, "", "{}", '{"format": "another"}', "[" * 100_000):
+        (target / "result.json").unlink(missing_ok=True)
+        if others is not None:
+            (target / "result.json").write_text(others)
+        with pytest.raises(ResultExistsError, match="is no result"):
+            write_folder(target, write_result("new"), overwrite=True)
+        assert (target / "thesis.tex").exists()
+
+
+def test_what_a_dead_process_left_is_cleared_and_a_begun_replacement_undone(tmp_path):
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    target, pid = tmp_path / "run", child.pid
+    (tmp_path / f".run.{pid}.partial").mkdir()
+    replaced = tmp_path / f".run.{pid}.replaced"
+    replaced.mkdir()
+    write_result("old")(replaced)
+    alive = tmp_path / f".run.{os.getppid()}.partial"
+    alive.mkdir()
+    with pytest.raises(ResultExistsError):
+        write_folder(target, write_result("new"))
+    assert name_of(target) == "old"
+    assert sorted(tmp_path.iterdir()) == [alive, target]
+
+
+def test_what_belongs_to_a_longer_name_is_left_alone(tmp_path):
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    other = tmp_path / f".Llama-3.2-1B.{child.pid}.replaced"
+    other.mkdir()
+    write_folder(tmp_path / "Llama-3", write_result("new"))
+    assert other.is_dir()
+    (tmp_path / "link").symlink_to(tmp_path / "Llama-3")
+    with pytest.raises(ResultExistsError, match="is a link"):
+        write_folder(tmp_path / "link", write_result("new"), overwrite=True)
+
+
+KILLED = """
+import sys, itertools
+sys.path.insert(0, "tests")
+from pathlib import Path
+from samples import make_variance_result
+result = make_variance_result(n_heads=200)
+result.save(Path(sys.argv[1], "warm"))
+print("ready", flush=True)
+for number in itertools.count():
+    result.save(Path(sys.argv[1], f"{number % 8}"), overwrite=True)
+"""
+
+
+def test_a_killed_save_leaves_a_complete_folder_or_none(tmp_path):
+    rng = random.Random(0)
+    for attempt in range(50):
+        folder = tmp_path / str(attempt)
+        command = [sys.executable, "-c", KILLED, folder]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as child:
+            assert child.stdout is not None
+            child.stdout.readline()
+            time.sleep(rng.uniform(0, 0.06))
+            child.send_signal(signal.SIGKILL)
+        for target in folder.glob("[!.]*"):
+            assert len(load_result(target).to_frame()) == 1200
+
+
+def test_arrays_round_trip_and_numpy_reads_them_too(tmp_path):
+    arrays = {
+        "a": np.random.default_rng(0).normal(size=(3, 4)),
+        "b": np.arange(5),
+        "c": np.asfortranarray(np.ones((2, 3), dtype=np.float32)),
+        "d": np.zeros((0, 2)),
+        "e": np.array(1.5),
+    }
+    path = tmp_path / "arrays.npz"
+    write_arrays(path, arrays)
+    spec = {name: {"dtype": a.dtype.str, "shape": list(a.shape)} for name, a in arrays.items()}
+    for got in (read_arrays(path, spec), np.load(path, allow_pickle=False)):
+        for name, array in arrays.items():
+            np.testing.assert_array_equal(got[name], array)
+
+
+def test_objects_are_not_written(tmp_path):
+    with pytest.raises(ValueError, match="accepted: numbers"):
+        write_arrays(tmp_path / "a.npz", {"a": np.array([{}], dtype=object)})
+
+
+def forge(path, header=None, body=b"", name="a.npy", compression=zipfile.ZIP_STORED):
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        file = io.BytesIO()
+        np.lib.format.write_array_header_1_0(
+            file, header or {"descr": "<f8", "fortran_order": False, "shape": (3,)}
+        )
+        archive.writestr(name, file.getvalue() + body)
+
+
+class Bomb:
+    def __reduce__(self):
+        return (os.abort, ())
+
+
+def test_forged_files_are_refused_and_run_nothing(tmp_path):
+    path = tmp_path / "arrays.npz"
+    eight = np.zeros(3).tobytes()
+    huge = {"descr": "<f8", "fortran_order": False, "shape": (2**48,)}
+    objects = {"descr": "|O", "fortran_order": False, "shape": (1,)}
+    cases = [
+        (SPEC, lambda: forge(path, body=eight[:-1])),
+        (SPEC, lambda: forge(path, body=eight + b"x")),
+        (SPEC, lambda: forge(path, body=eight, name="../a.npy")),
+        (SPEC, lambda: forge(path, body=eight, compression=zipfile.ZIP_DEFLATED)),
+        (SPEC, lambda: forge(path, huge, body=eight)),
+        ({"a": {"dtype": "<f8", "shape": [2**48]}}, lambda: forge(path, huge, body=eight)),
+        (SPEC, lambda: forge(path, objects, body=pickle.dumps(Bomb()))),
+        ({"a": {"dtype": "|O", "shape": [1]}}, lambda: forge(path, objects, pickle.dumps(Bomb()))),
+        (SPEC, lambda: path.write_bytes(pickle.dumps(Bomb()))),
+        (SPEC, lambda: path.write_bytes(b"")),
+        ({}, lambda: forge(path, body=eight)),
+        (SPEC | {"b": SPEC["a"]}, lambda: forge(path, body=eight)),
+    ]
+    for number, (spec, write) in enumerate(cases):
+        write()
+        with pytest.raises(ResultFormatError, match=r"arrays\.npz"):
+            print(number, read_arrays(path, spec))
+    path.unlink()
+    with pytest.raises(ResultFormatError, match="missing"):
+        read_arrays(path, SPEC)
+
+
+def test_every_truncation_and_flipped_byte_is_noticed(tmp_path):
+    path = tmp_path / "arrays.npz"
+    write_arrays(path, {"a": np.array([1.0, 2.0, 3.0])})
+    whole = path.read_bytes()
+    for cut in range(len(whole)):
+        path.write_bytes(whole[:cut])
+        with pytest.raises(ResultFormatError):
+            read_arrays(path, SPEC)
+    for at in range(len(whole)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        try:
+            got = read_arrays(path, SPEC)["a"]
+        except ResultFormatError:
+            continue
+        assert got.tolist() == [1, 2, 3]  # the byte was one that nothing depends on

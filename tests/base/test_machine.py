@@ -1,0 +1,132 @@
+"""Device, dtype, memory, environment."""
+
+import platform
+
+import pytest
+import torch
+
+from llmprobe.base import machine
+
+
+def test_auto_takes_what_the_machine_has():
+    device = machine.resolve_device("auto")
+    assert device == machine.resolve_device(device)
+    assert machine.resolve_device("cpu") == torch.device("cpu")
+    assert machine.resolve_dtype("auto", torch.device("cpu")) == torch.float32
+    assert machine.resolve_dtype("bfloat16", torch.device("cpu")) == torch.bfloat16
+    assert machine.resolve_dtype(torch.float16, torch.device("cpu")) == torch.float16
+
+
+def test_auto_on_a_gpu_depends_on_bfloat16(monkeypatch):
+    for native, expected in [(True, torch.bfloat16), (False, torch.float32)]:
+        monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda native=native, **_: native)
+        assert machine.resolve_dtype("auto", torch.device("cuda")) == expected
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="here they exist")
+@pytest.mark.parametrize("wrong", ["gpu", "", "cuda", "cuda:7", "mps", "meta", "cpu:1"])
+def test_devices_that_are_not_there_are_refused(wrong):
+    with pytest.raises(ValueError, match="device: got"):
+        machine.resolve_device(wrong)
+    with pytest.raises(ValueError, match=r"device_map: got .* accepted: auto, balanced"):
+        machine.check_map(wrong)
+
+
+def test_a_device_map_is_a_plan_or_a_device(monkeypatch):
+    for name in ("auto", "balanced", "balanced_low_0", "sequential", "cpu"):
+        machine.check_map(name)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert machine.resolve_device("cuda:1") == torch.device("cuda", 1)
+    with pytest.raises(ValueError, match="torch sees 2 of this kind; use cuda"):
+        machine.resolve_device("cuda:2")
+
+
+def test_unknown_dtypes_are_refused_with_the_list():
+    with pytest.raises(ValueError, match="accepted: auto, float32, bfloat16"):
+        machine.resolve_dtype("int8", torch.device("cpu"))
+
+
+def test_the_environment_waits_for_no_other_process(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "7")
+    assert machine.environment()["processes"] == 7
+
+
+def test_environment_names_what_decides_a_run():
+    facts = machine.environment()
+    assert {"llmprobe", "torch", "device", "dtype", "threads", "memory", "hub"} <= facts.keys()
+    assert facts["torch"] == torch.__version__
+    assert "offline" in str(facts["hub"])
+
+
+def test_environment_says_how_to_get_a_missing_extra(monkeypatch):
+    monkeypatch.setattr("llmprobe.base.machine.find_spec", lambda _: None)
+    assert "pip install 'llmprobe[gguf]'" in str(machine.environment()["extra gguf"])
+
+
+def test_denormals_are_zero_inside_and_as_before_outside():
+    tiny = torch.tensor([1e-39])
+    with machine.without_denormals():
+        assert float(tiny * 1) == 0
+        with machine.without_denormals():
+            pass
+        assert float(tiny * 1) == 0
+    assert float(tiny * 1) > 0
+
+
+def test_freed_memory_is_kept_while_asked_for_and_in_nested_blocks(monkeypatch):
+    asked = []
+    monkeypatch.setattr(machine, "_mallopt", lambda: lambda option, value: asked.append(value))
+    with pytest.raises(RuntimeError, match="on purpose"), machine.memory_kept():
+        with machine.memory_kept():
+            pass
+        assert asked == [2**30, 2**31 - 1]
+        raise RuntimeError("on purpose")
+    assert asked == [2**30, 2**31 - 1, 2**25, 2**26]
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc alone is told")
+def test_a_tensor_gets_the_pages_of_the_last_one(run_python):
+    # In a process of its own: threads of other tests may have moved this one to another heap. What
+    # was freed first may be a few bytes too short for the next, so only many settle.
+    script = """
+import resource
+import torch
+from llmprobe.base.machine import memory_kept
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.ones(2**24)  # 64 MB, 16,384 pages
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+with memory_kept():
+    print(sorted(faults() for _ in range(60))[30])
+"""
+    done = run_python(script)
+    assert int(done.stdout) < 1000, done.stderr
+
+
+def test_the_hub_is_told_nothing_of_this_machine(monkeypatch):
+    from huggingface_hub import constants
+    from transformers.utils.hub import http_user_agent
+
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_TELEMETRY", False)
+    with machine.untracked():
+        assert "telemetry/off" in http_user_agent()
+    assert "telemetry/off" not in http_user_agent()
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (MemoryError(), True),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), True),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to"), True),
+        (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"), True),
+        (RuntimeError("MPS backend out of memory (MPS allocated: 8.00 GB)"), True),
+        (RuntimeError("CUDA error: device-side assert triggered"), False),
+        (ValueError("out of memory"), False),
+    ],
+)
+def test_a_lack_of_memory_is_known_on_every_device(error, expected):
+    assert machine.is_out_of_memory(error) == expected

@@ -1,0 +1,116 @@
+"""The registered attention functions change nothing, and single rows equal the whole."""
+
+import pytest
+import torch
+from families import batch, tiny
+from transformers import AttentionInterface
+
+from llmprobe import UnsupportedModelError, attention_layers
+from llmprobe.capture.calls import AttentionCall, listening, own_eager, uses_interface
+
+
+def attention_of(model):
+    return [model.get_submodule(layer.path) for layer in attention_layers(model)]
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_listening_changes_no_bit_even_with_padding(attention, side):
+    model, inputs = tiny("llama", attention), batch("llama", (5, 9, 12), side)
+    calls = []
+    before = model(**inputs, use_cache=False).logits
+    with listening(attention_of(model), calls.append):
+        assert torch.equal(model(**inputs, use_cache=False).logits, before)
+    assert [call.module for call in calls] == attention_of(model)
+    assert model.config._attn_implementation == attention
+    assert torch.equal(model(**inputs, use_cache=False).logits, before)
+    assert len(calls) == 2
+
+
+def test_listeners_leave_in_any_order_and_after_an_error():
+    model, inputs = tiny("llama"), batch("llama", (6,))
+    first, second = [], []
+    with (
+        pytest.raises(RuntimeError, match="on purpose"),
+        listening(attention_of(model), first.append),
+    ):
+        with listening(attention_of(model), second.append):
+            model(**inputs, use_cache=False)
+        model(**inputs, use_cache=False)
+        raise RuntimeError("on purpose")
+    assert (len(first), len(second)) == (4, 2)
+    assert model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss", "mistral", "deepseek_v3"])
+def test_rows_in_chunks_equal_rows_at_once(family, monkeypatch):
+    model, inputs = tiny(family), batch(family, (12, 12))
+    seen = []
+    with listening(attention_of(model), seen.append):
+        model(**inputs, use_cache=False)
+    index = torch.tensor([[0, 3, 11], [7, 1, 5]])
+    (weights,) = seen[0].rows(index)
+    at = torch.arange(2)[:, None], index
+    outputs = seen[0].outputs(index)
+    torch.testing.assert_close(outputs, seen[0].compute()[0][at])
+    monkeypatch.setattr("llmprobe.capture.calls._CHUNK_BYTES", 1)
+    pieces = list(seen[0].rows(index))
+    assert len(pieces) == 3
+    torch.testing.assert_close(torch.cat(pieces, dim=2), weights)
+    torch.testing.assert_close(seen[0].outputs(index), outputs)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_rows_of_a_half_precision_model_are_float32(dtype):
+    model, inputs = tiny("llama", seed=1), batch("llama", (12,))
+    seen = []
+    try:
+        with listening(attention_of(model.to(dtype)), seen.append):
+            model(**inputs, use_cache=False)
+    finally:
+        model.float()
+    (weights,) = seen[0].rows(torch.tensor([[11]]))
+    assert weights.dtype == torch.float32
+    assert weights.sum(-1) == pytest.approx(1, abs=1e-6)
+    assert seen[0].outputs(torch.tensor([[11]])).dtype == dtype
+
+
+def test_rows_behind_a_cache_see_the_tokens_before_them():
+    model, inputs = tiny("llama"), batch("llama", (12,))
+    whole, parts = [], []
+    with listening(attention_of(model), whole.append):
+        model(inputs["input_ids"], use_cache=False)
+    cache = model(inputs["input_ids"][:, :8], use_cache=True).past_key_values
+    with listening(attention_of(model), parts.append):
+        model(inputs["input_ids"][:, 8:], past_key_values=cache, use_cache=True)
+    for full, part in zip(whole, parts, strict=True):
+        (expected,) = full.rows(torch.tensor([[9]]))
+        (got,) = part.rows(torch.tensor([[1]]))
+        torch.testing.assert_close(got, expected, atol=1e-6, rtol=1e-5)
+
+
+def test_a_module_without_causal_order_gets_no_mask():
+    model, inputs = tiny("llama"), batch("llama", (6,))
+    seen = []
+    with listening(attention_of(model), seen.append):
+        model(**inputs, use_cache=False)
+    call = seen[0]
+    open_call = AttentionCall(**vars(call) | {"options": call.options | {"is_causal": False}})
+    (weights,) = open_call.rows(torch.tensor([[0]]))
+    assert (weights > 0).all()
+
+
+def test_arguments_for_each_query_are_refused_by_name():
+    module = attention_of(tiny("llama"))[0]
+    attend = AttentionInterface()["llmprobe_sdpa"]
+    x = torch.zeros(1, 4, 6, 8)
+    with pytest.raises(UnsupportedModelError, match=r"LlamaAttention.*position_bias"):
+        attend(module, x, x, x, None, position_bias=torch.zeros(1))
+
+
+def test_modules_that_compute_attention_themselves_are_told_apart():
+    assert all(uses_interface(m) for m in attention_of(tiny("llama")))
+    bloom = attention_of(tiny("bloom"))[0]
+    assert not uses_interface(bloom)
+    with pytest.raises(UnsupportedModelError, match="BloomAttention"):
+        own_eager(bloom)

@@ -1,0 +1,95 @@
+"""The self-check passes on every family, and fails where it should."""
+
+import copy
+
+import pytest
+import torch
+from families import FAMILIES, tiny
+from torch import nn
+
+from llmprobe import UnsupportedModelError, check_capture
+from llmprobe.synthetic.set_network import SetNetwork
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_line_holds_in_every_family(family):
+    report = check_capture(tiny(family), length=24)
+    failed = {line.name for line in report.checks if not line.passed}
+    # Sparse attention chooses its keys among the padding too: the check finds that out.
+    assert failed == ({"padding on the left changes nothing"} if family == "glm_moe_dsa" else set())
+    assert report.passed == (not failed)
+    assert len(report.checks) == 9
+
+
+def failing(model):
+    return [line.name for line in check_capture(model, length=24).checks if not line.passed]
+
+
+def test_a_model_that_looks_ahead_is_found_out():
+    model = copy.deepcopy(tiny("llama"))
+
+    def spread(module, args, output):
+        return output + output.mean(dim=1, keepdim=True)
+
+    handle = model.model.layers[0].input_layernorm.register_forward_hook(spread)
+    found = failing(model)
+    handle.remove()
+    assert "prefixes are consistent" in found
+    assert "hooked logits equal unhooked" not in found
+    assert failing(model) == []
+
+
+def test_a_hook_that_changes_what_is_captured_is_found_out():
+    model = copy.deepcopy(tiny("llama"))
+    attention = model.model.layers[1].self_attn
+    handle = attention.register_forward_hook(lambda m, a, output: (output[0] * 1.5, *output[1:]))
+    found = failing(model)
+    handle.remove()
+    assert "projected heads equal the outputs" in found
+
+
+def test_nan_is_no_small_difference():
+    model = copy.deepcopy(tiny("llama"))
+
+    def spoil(module, args, output):
+        return (output[0] * float("nan"), *output[1:])
+
+    handle = model.model.layers[1].self_attn.register_forward_hook(spoil)
+    found = failing(model)
+    handle.remove()
+    assert "padding on the left changes nothing" in found
+
+
+def test_the_mode_of_the_model_is_given_back():
+    model = copy.deepcopy(tiny("llama")).train()
+    check_capture(model, length=8)
+    assert model.training
+
+
+def test_half_precision_is_held_to_what_it_can_do():
+    model = copy.deepcopy(tiny("llama")).to(torch.bfloat16)
+    assert check_capture(model, length=24).passed
+
+
+def test_a_tokenizer_is_asked_for_its_beginning():
+    class Tokenizer:
+        bos_token, bos_token_id = "<s>", 1
+
+        def __call__(self, text):
+            return {"input_ids": [1, 5]}
+
+    report = check_capture(tiny("llama"), tokenizer=Tokenizer(), length=8)
+    assert report.checks[-1].detail == "<s> is added by the tokenizer"
+    Tokenizer.bos_token_id = None
+    report = check_capture(tiny("llama"), tokenizer=Tokenizer(), length=8)
+    assert "none" in report.checks[-1].detail
+
+
+def test_too_short_a_check_is_refused():
+    with pytest.raises(ValueError, match="length: got 4"):
+        check_capture(nn.Identity(), length=4)
+
+
+def test_attention_for_the_last_token_alone_is_refused():
+    with pytest.raises(UnsupportedModelError, match=r"SetNetwork answers for the last token alone"):
+        check_capture(SetNetwork("argmax", width=8))

@@ -1,0 +1,97 @@
+"""What is wrong with arguments is found before anything runs; what weakens numbers is noted."""
+
+import pytest
+from families import tiny
+
+from llmprobe import load_model
+from llmprobe.probes.request import prepare
+
+DEFAULTS = {
+    "layers": 0,
+    "prompts": "random",
+    "text": None,
+    "dataset": None,
+    "samples": 32,
+    "query": "free",
+    "bos": "auto",
+    "seed": 0,
+    "batch_tokens": None,
+    "chunk": None,
+}
+
+
+def ready(model="builtin", lengths="16..64", tokenizer=None, **options):
+    return prepare(model, DEFAULTS | {"lengths": lengths} | options, tokenizer)
+
+
+def test_a_name_a_loaded_model_and_a_module_come_to_the_same():
+    loaded = load_model("builtin")
+    by_name, by_model = ready("builtin"), ready(loaded)
+    by_module = ready(loaded.model, tokenizer=loaded.tokenizer)
+    assert by_name.prompts.digest() == by_model.prompts.digest() == by_module.prompts.digest()
+    assert by_name.provenance.model == "builtin"
+    assert by_module.provenance.model == "LlamaForCausalLM"
+
+
+def test_bos_follows_the_tokenizer_unless_told():
+    assert (ready().prompts.batch([0, 1], 16)[:, 0] == 0).all()
+    assert (ready(bos="no").prompts.batch([0, 1], 16)[:, 0] != 0).all()
+    with pytest.raises(ValueError, match="no BOS token; use --bos no"):
+        model = tiny("bloom")
+        model.config.bos_token_id, kept = None, model.config.bos_token_id
+        try:
+            ready(model, bos="yes")
+        finally:
+            model.config.bos_token_id = kept
+
+
+def test_lengths_beyond_a_learned_table_are_refused_and_beyond_the_context_noted():
+    with pytest.raises(ValueError, match="beyond the 128 positions that GPT2"):
+        ready(tiny("gpt2"), "16..256")
+    assert any("beyond the context" in note for note in ready(lengths="16..512").warnings)
+    assert ready().warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"samples": 2.5}, "samples: got 2.5, accepted: 2 or more, to 1,000,000"),
+        ({"samples": 10**7}, "samples: got 10000000, accepted: 2 or more, to 1,000,000"),
+        ({"batch_tokens": 10**30}, "batch-tokens: got 1000"),
+        ({"chunk": 0}, "chunk: got 0, accepted: 1 or more"),
+        ({"seed": 10**30}, "seed: got 1000"),
+        ({"at": "middle"}, "at: got 'middle', accepted: output, heads"),
+        ({"bos": "maybe"}, "bos: got 'maybe', accepted: auto, yes, no"),
+        ({"dataset": ""}, "dataset: got ''"),
+        ({"prompts": "text"}, "text needs --text FILE"),
+    ],
+)
+def test_what_can_be_asked_of_no_model_is_refused_before_one_is_loaded(options, line):
+    with pytest.raises(ValueError, match=line):
+        ready("no/such-model", **options)
+
+
+def test_prompts_that_are_all_the_same_are_refused(tmp_path):
+    (tmp_path / "same.txt").write_text("a" * 5000)
+    with pytest.raises(ValueError, match="all 32 are the same, so nothing varies"):
+        ready(prompts="text", text=tmp_path / "same.txt")
+
+
+def test_windows_and_a_pass_a_length_are_noted():
+    windowed = ready(tiny("mistral"), layers=None).warnings
+    assert any("layer 0, 1 looks through a window" in note for note in windowed)
+    model = tiny("llama")
+
+    def spread(module, args, output):
+        return output + output.mean(dim=1, keepdim=True)
+
+    handle = model.model.layers[0].input_layernorm.register_forward_hook(spread)
+    prepared = ready(model)
+    handle.remove()
+    assert not prepared.plan.one_pass
+    assert any("a pass a length" in note for note in prepared.warnings)
+
+
+def test_one_pass_serves_free_queries_and_a_fixed_one_needs_many():
+    assert ready().plan.one_pass
+    assert not ready(query="fixed").plan.one_pass

@@ -1,0 +1,80 @@
+"""Tallies of parts, stored as plain arrays and joined, are the tally of the whole."""
+
+import pytest
+import torch
+from families import tiny
+
+from llmprobe import attention_layers
+from llmprobe.capture.rows import Rows
+from llmprobe.probes.tallies import KEPT_PROMPTS, N_EXAMPLES, AttentionTally, VarianceTally
+
+LAYERS = attention_layers(tiny("llama"))
+N = 40
+GENERATOR = torch.Generator().manual_seed(0)
+OUTPUTS = torch.randn(N, 3, 8, generator=GENERATOR)
+WEIGHTS = torch.rand(N, 4, 3, 20, generator=GENERATOR).softmax(dim=-1)
+HEADS = torch.randn(N, 3, 4, 8, generator=GENERATOR)
+VALUES = torch.randn(N, 3, 2, 8, generator=GENERATOR)
+
+
+def variance_of(prompts):
+    tally = VarianceTally(LAYERS)
+    for layer in (0, 1):
+        tally.update(layer, OUTPUTS[prompts] + layer, prompts)
+    return tally
+
+
+def attention_of(prompts, *, values=True):
+    tally = AttentionTally(LAYERS)
+    rows = Rows.of(WEIGHTS[prompts], torch.zeros(len(prompts), dtype=int), k=4, keep=False)
+    given = (VALUES[prompts], VALUES[prompts] ** 2) if values else None
+    for layer in (0, 1):
+        tally.update(layer, rows, HEADS[prompts], given, prompts)
+    return tally
+
+
+@pytest.mark.parametrize("make", [variance_of, attention_of])
+def test_a_joined_tally_is_the_tally_of_all(make):
+    parts = [make(list(range(first, min(first + 7, N)))) for first in range(0, N, 7)]
+    joined = type(parts[0])(LAYERS)
+    for part in parts:
+        joined.merge(part.state())
+    whole = make(list(range(N)))
+    mine, theirs = joined.state(), whole.state()
+    assert mine.keys() == theirs.keys()
+    for name in mine:
+        torch.testing.assert_close(
+            torch.from_numpy(mine[name]), torch.from_numpy(theirs[name]), rtol=1e-12, atol=1e-12
+        )
+
+
+@pytest.mark.parametrize("make", [variance_of, attention_of])
+def test_what_is_stored_is_what_was_there_to_the_bit(make):
+    tally = make(list(range(N)))
+    again = type(tally)(LAYERS)
+    again.merge(tally.state())
+    mine, theirs = again.state(), tally.state()
+    assert mine.keys() == theirs.keys()
+    assert all((mine[name] == theirs[name]).all() for name in mine)
+
+
+def test_values_that_a_module_does_not_show_stay_away():
+    joined = AttentionTally(LAYERS)
+    joined.merge(attention_of(list(range(5)), values=False).state())
+    assert joined.moments[0, "value"].shape is None
+    assert joined.moments[0, "heads"].n_prompts == 5
+
+
+def test_single_values_are_kept_of_the_first_prompts_alone():
+    tally = VarianceTally(LAYERS)
+    tally.update(0, OUTPUTS[:3], [KEPT_PROMPTS + 1, 4, KEPT_PROMPTS - 1])
+    assert [x.shape for x in tally.kept_of(0)] == [(3, 5)] * 2
+    assert torch.equal(tally.kept_of(0)[0], OUTPUTS[1, :, :5])
+    assert len(attention_of(list(range(N))).kept_of(1)) == N_EXAMPLES
+
+
+def test_kept_values_leave_their_device_together(monkeypatch):
+    tally, move, moved = variance_of(list(range(N))), torch.Tensor.cpu, []
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda x: moved.append(x.shape) or move(x))
+    tally.kept_of(0)
+    assert moved == [(N, 3, 5)]

@@ -1,0 +1,122 @@
+"""Texts are read whole and in silence; what is none is refused in one line."""
+
+import json
+import logging
+
+import datasets
+import pytest
+
+from llmprobe.errors import PromptError
+from llmprobe.probes.texts import read_dataset, read_text
+
+
+def test_a_text_file_is_read(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes("\ufeffÄrger\nund Meer".encode())
+    assert read_text(path) == read_text(str(path)) == "Ärger\nund Meer"
+    with pytest.raises(FileNotFoundError, match=r"no\.txt' does not exist"):
+        read_text(tmp_path / "no.txt")
+    with pytest.raises(IsADirectoryError, match="is a folder"):
+        read_text(tmp_path)
+    path.write_bytes("Ärger".encode("latin-1"))
+    with pytest.raises(ValueError, match="is not UTF-8"):
+        read_text(path)
+    path.write_text(" \n")
+    with pytest.raises(ValueError, match="is empty"):
+        read_text(path)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = tmp_path / "some data"
+    folder.mkdir()
+    for name in ("lines.txt", "lines [1]*.txt"):
+        (folder / name).write_text("one\n\ntwo\nthree\n")
+    rows = [{"n": 1, "title": None, "body": "x"}, {"n": 2, "title": "t", "body": "y"}]
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (folder / "rows.json").write_text(json.dumps([{"a": "no", "text": "yes"}]))
+    (folder / "rows.csv").write_text("a,text\nno,yes\nno,\nno,yes\n")
+    datasets.Dataset.from_dict({"text": ["p", "q"]}).to_parquet(folder / "rows.parquet")
+    (folder / "numbers.csv").write_text("a,b\n1,2\n")
+    (folder / "empty.txt").write_text("")
+    (folder / "broken.jsonl").write_text('{"text": ')
+    (folder / "other.xyz").write_text("x")
+    (folder / "splits").mkdir()
+    (folder / "splits" / "train.txt").write_text("first\n")
+    (folder / "splits" / "test.txt").write_text("second\n")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("lines.txt", "one\n\ntwo\nthree"),
+        ("lines [1]*.txt:train", "one\n\ntwo\nthree"),
+        ("rows.jsonl", "\nt"),
+        ("rows.json", "yes"),
+        ("rows.csv", "yes\n\nyes"),
+        ("rows.parquet", "p\nq"),
+        ("splits", "first"),
+        ("splits:test", "second"),
+    ],
+)
+def test_a_local_data_set_is_read_in_silence(folder, name, text, capfd):
+    assert read_dataset(f"{folder}/{name}") == text
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_data_set_is_read_up_to_the_limit(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    assert [read_dataset("lines.txt", limit_chars=n) for n in (3, 7, 99)] == [
+        "one",
+        "one\n\ntw",
+        "one\n\ntwo\nthree",
+    ]
+    (folder / "odd:name").mkdir()
+    (folder / "odd:name" / "a.txt").write_text("odd\n")
+    assert read_dataset("odd:name") == "odd"
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("numbers.csv", "has no column of text: a, b"),
+        ("empty.txt", "is empty"),
+        ("broken.jsonl", "cannot be read: "),
+        ("other.xyz", r"is none of \.txt, .*; try --text"),
+        ("missing.txt", "does not exist; check the path"),
+        ("missing:test", "does not exist; check the path"),
+        ("splits:dev", "Bad split: dev. Available splits: .*test"),
+    ],
+)
+def test_a_data_set_that_gives_no_text_is_one_line(folder, name, line, capfd):
+    with pytest.raises(PromptError, match=line) as caught:
+        read_dataset(f"{folder}/{name}")
+    assert str(caught.value).isprintable()
+    assert f"{folder}/{name}" in str(caught.value)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_hub_name_without_the_hub_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("no/such:test", "nosuch"):
+        with pytest.raises(PromptError, match="the hub is not reachable; use a local file"):
+            read_dataset(name)
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a/b/c", "a:train[:5]", "json", "text:train"])
+def test_what_cannot_be_a_name_is_refused(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"dataset: got .* accepted: NAME or NAME:SPLIT"):
+        read_dataset(name)
+
+
+@pytest.mark.parametrize("name", ["lines.txt", "broken.jsonl"])
+def test_settings_of_others_stay_as_they_were(folder, name):
+    loggers = [logging.getLogger(n) for n in ("datasets", "huggingface_hub")]
+    before = [x.level for x in loggers], datasets.are_progress_bars_disabled()
+    try:
+        read_dataset(f"{folder}/{name}")
+    except PromptError:
+        assert name == "broken.jsonl"
+    assert ([x.level for x in loggers], datasets.are_progress_bars_disabled()) == before

@@ -1,0 +1,198 @@
+"""A probe is the same to the bit, whoever did its units and however often it was stopped."""
+
+import copy
+import errno
+
+import pytest
+import torch
+from families import tiny
+
+from llmprobe import load_result, probe_attention, probe_variance
+from llmprobe.base.processes import Process
+from llmprobe.errors import CheckpointError
+from llmprobe.probes import units
+from llmprobe.probes.sweeps import Sweep
+from llmprobe.runs.folder import open_probe
+
+OPTIONS = {"lengths": "4..32", "layers": None, "samples": 21, "batch_tokens": 100}
+PROBES = {
+    "variance": lambda **more: probe_variance("builtin", at="heads", **OPTIONS | more),
+    "attention": lambda **more: probe_attention("builtin", **OPTIONS | more),
+}
+every_probe = pytest.mark.parametrize("probe", PROBES.values(), ids=PROBES)
+RESULT = {"result.json", "arrays.npz", "evidence.safetensors"}
+
+
+def same(a, b):
+    """But for the second in which they were made."""
+    mine, theirs = a.to_document(), b.to_document()
+    for document in (mine, theirs):
+        document["provenance"].pop("created")
+    return str(mine) == str(theirs)
+
+
+class Killed(Exception):
+    pass
+
+
+def stop_after(n, monkeypatch):
+    """Have the n-th unit from now on fail before it is done."""
+    run, left = Sweep.run, [n]
+
+    def failing(*args, **options):
+        if not left[0]:
+            raise Killed
+        left[0] -= 1
+        run(*args, **options)
+
+    monkeypatch.setattr(Sweep, "run", failing)
+
+
+@every_probe
+@pytest.mark.parametrize("query", ["free", "fixed"])
+def test_a_probe_that_was_stopped_goes_on_to_the_same_bits(probe, query, tmp_path, monkeypatch):
+    undisturbed = probe(query=query)
+    for n in (0, 1, 3):
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            stop_after(n, patch)
+            probe(query=query, output=tmp_path / "run")
+        assert not (tmp_path / "run" / "result.json").exists()
+    assert len(list(tmp_path.glob("run/checkpoints/*.safetensors"))) == 4
+    advanced = []
+    resumed = probe(query=query, output=tmp_path / "run", advance=advanced.append)
+    assert same(resumed, undisturbed)
+    assert same(load_result(tmp_path / "run"), undisturbed)
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert names == RESULT | {f"{resumed.kind}.png", f"{resumed.kind}.pdf"}
+
+
+@every_probe
+@pytest.mark.parametrize("n_processes", [2, 3, 5])
+def test_processes_share_out_the_units_and_give_the_bits_of_one(
+    probe, n_processes, tmp_path, monkeypatch
+):
+    alone = probe()
+    done = []
+    for rank in range(n_processes):
+        # Each goes as far as the others would be waited for.
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(units, "process", lambda rank=rank: Process(rank, rank, n_processes))
+            patch.setattr(units, "_gathered", lambda states: done.append(states) or stop())
+            probe()
+    assert not set.intersection(*({*states} for states in done))
+    together = {name: state for states in done for name, state in states.items()}
+    with monkeypatch.context() as patch:
+        patch.setattr(units, "process", lambda: Process(0, 0, n_processes))
+        patch.setattr(units, "_gathered", lambda states: together)
+        assert same(probe(output=tmp_path / "run"), alone)
+
+
+def stop():
+    raise Killed
+
+
+def test_the_other_processes_find_what_the_first_has_begun_in_the_place_of_a_result(tmp_path):
+    PROBES["variance"](output=tmp_path / "run")
+    spaces = [open_probe(tmp_path / "run", {"seed": 1}, overwrite=True) for _ in range(2)]
+    spaces[0].checkpoint("x").write_text("")
+    assert spaces[1].checkpoint("x").exists()
+    open_probe(tmp_path / "run", {"seed": 1}, overwrite=True)
+    assert spaces[1].checkpoint("x").exists()
+
+
+def test_another_configuration_is_refused_with_what_differs(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        stop_after(1, patch)
+        PROBES["variance"](output=tmp_path / "run")
+    with pytest.raises(CheckpointError, match=r"seed 0 \(asked: 1\)"):
+        PROBES["variance"](output=tmp_path / "run", seed=1)
+    with pytest.raises(CheckpointError, match="'variance'"):
+        PROBES["attention"](output=tmp_path / "run")
+    other = PROBES["variance"](output=tmp_path / "run", seed=1, overwrite=True)
+    assert same(other, PROBES["variance"](seed=1))
+
+
+def test_a_result_stays_until_the_one_that_takes_its_place_is_there(tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    first = PROBES["variance"](output=run)
+    with pytest.raises(CheckpointError, match="kind 'variance'"):
+        PROBES["attention"](output=run)
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        stop_after(2, patch)
+        PROBES["attention"](output=run, overwrite=True)
+    assert same(load_result(run), first)
+    second = PROBES["attention"](output=run, overwrite=True)
+    assert same(load_result(run), second)
+    assert {path.name for path in run.iterdir()} == RESULT | {"attention.png", "attention.pdf"}
+
+
+def test_a_broken_checkpoint_is_named(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        stop_after(1, patch)
+        PROBES["variance"](output=tmp_path / "run")
+    (broken,) = tmp_path.glob("run/checkpoints/*")
+    broken.write_bytes(broken.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=f"{broken.name} is no readable checkpoint"):
+        PROBES["variance"](output=tmp_path / "run")
+
+
+def test_a_model_in_training_is_probed_without_dropout_and_left_as_it_was():
+    model = copy.deepcopy(tiny("gpt2"))
+    model.config.attn_pdrop = model.config.resid_pdrop = 0.5
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.5
+    expected = probe_variance(model.eval(), "4,8", samples=4)
+    model.train()
+    model.transformer.h[1].eval()
+    modes = [module.training for module in model.modules()]
+    result = probe_variance(model, "4,8", samples=4)
+    assert same(result, expected)
+    assert [module.training for module in model.modules()] == modes
+
+
+def test_what_somebody_else_keeps_in_a_folder_stays(tmp_path):
+    theirs = tmp_path / "theirs"
+    (theirs / "checkpoints").mkdir(parents=True)
+    (theirs / "checkpoints" / "step1000.pt").write_text("weeks of work")
+    (theirs / "result.json").write_text("{}")
+    for overwrite in (False, True):
+        with pytest.raises(CheckpointError, match="is no result"):
+            PROBES["variance"](output=theirs, overwrite=overwrite)
+    assert (theirs / "checkpoints" / "step1000.pt").exists()
+
+    run = tmp_path / "run"
+    PROBES["variance"](output=run, samples=16)
+    for name in ("variance.csv", "search.py"):
+        (run / name).write_text("mine")
+    PROBES["variance"](output=run)
+    assert (run / "variance.csv").exists()
+    assert (run / "search.py").exists()
+
+
+def test_a_result_stays_where_the_longer_one_cannot_be_written(tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    before = PROBES["variance"](output=run, samples=16)
+
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(CheckpointError, match="No space left"):
+        patch.setattr("llmprobe.results.base.write_arrays", fail)
+        PROBES["variance"](output=run)
+    assert same(load_result(run), before)
+    assert (PROBES["variance"](output=run).n_prompts == 21).all()
+    assert same(load_result(run), PROBES["variance"](output=run))
+
+
+def test_only_the_main_process_clears_up(tmp_path, monkeypatch):
+    """Whether a process of another machine is alive cannot be asked here."""
+    half = tmp_path / "run" / ".16-1024.0.safetensors.999999.partial"
+    open_probe(tmp_path / "run", {})
+    half.touch()
+    with monkeypatch.context() as patch:
+        patch.setattr("llmprobe.runs.folder.process", lambda: Process(1, 1, 2))
+        open_probe(tmp_path / "run", {})
+    assert half.exists()
+    open_probe(tmp_path / "run", {})
+    assert not half.exists()

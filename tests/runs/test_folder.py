@@ -1,0 +1,92 @@
+"""The folder of a run under way."""
+
+import os
+
+import pytest
+
+from llmprobe import load_result
+from llmprobe.errors import CheckpointError, ResultFormatError
+from llmprobe.runs.folder import open_probe, open_training
+
+ASKED = {"task": "argmax", "steps": 10, "variants": ("baseline",)}
+
+
+def test_the_same_configuration_opens_it_again(tmp_path):
+    first = open_training(tmp_path / "run", ASKED)
+    first.checkpoint("baseline.0-3").write_text("")
+    again = open_training(tmp_path / "run", dict(reversed(ASKED.items())))
+    assert again.checkpoint("baseline.0-3").is_file()
+    assert not again.is_finished
+
+
+def test_another_configuration_is_refused_or_begins_again_when_told(tmp_path):
+    first = open_training(tmp_path / "run", ASKED)
+    first.checkpoint("x").write_text("")
+    with pytest.raises(CheckpointError, match=r"steps 10 \(asked: 11\)"):
+        open_training(tmp_path / "run", ASKED | {"steps": 11})
+    fresh = open_training(tmp_path / "run", ASKED | {"steps": 11}, overwrite=True)
+    assert not fresh.checkpoint("x").exists()
+
+
+@pytest.mark.parametrize("content", ["", "[1, 2]", "{", "null", '{"a": 1}'])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_configuration_that_is_not_ours_is_left_alone(tmp_path, content, overwrite):
+    (tmp_path / "configuration.json").write_text(content)
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(CheckpointError, match="another --output"):
+        open_training(tmp_path, ASKED, overwrite=overwrite)
+    assert (tmp_path / "thesis.txt").read_text() == "mine"
+
+
+def test_beginning_again_spares_what_others_put_there(tmp_path):
+    open_training(tmp_path, ASKED).checkpoint("x").write_text("")
+    (tmp_path / "notes.txt").write_text("mine")
+    open_training(tmp_path, ASKED, overwrite=True)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    assert not list((tmp_path / "checkpoints").iterdir())
+
+
+def test_a_run_killed_at_its_very_beginning_can_be_begun_again(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / ".configuration.json.999999999.partial").write_text("{")
+    open_training(tmp_path, ASKED)
+    assert {path.name for path in tmp_path.iterdir()} == {"checkpoints", "configuration.json"}
+
+
+def test_what_the_killed_left_half_written_is_swept(tmp_path):
+    space = open_training(tmp_path, ASKED)
+    left = space.checkpoints / ".baseline.0-3.safetensors.999999999.partial"
+    left.write_text("")
+    (tmp_path / ".999999999.partial").mkdir()
+    under_way = space.checkpoints / f".baseline.0-3.safetensors.{os.getpid()}.partial"
+    under_way.write_text("")
+    open_training(tmp_path, ASKED)
+    assert list(space.checkpoints.iterdir()) == [under_way]
+    assert not (tmp_path / ".999999999.partial").exists()
+
+
+def test_what_is_not_ours_is_not_touched(tmp_path):
+    (tmp_path / "notes").write_text("mine")
+    for overwrite in (False, True):
+        with pytest.raises(CheckpointError, match="holds no training"):
+            open_training(tmp_path, ASKED, overwrite=overwrite)
+    with pytest.raises(CheckpointError, match="is a file"):
+        open_training(tmp_path / "notes", ASKED)
+    assert (tmp_path / "notes").read_text() == "mine"
+
+
+@pytest.mark.parametrize("open_run", [open_training, open_probe])
+def test_a_link_stands_for_its_folder_and_one_to_nothing_is_refused(tmp_path, open_run):
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "run").symlink_to("scratch")
+    open_run(tmp_path / "run", ASKED)
+    assert (tmp_path / "scratch" / "configuration.json").is_file()
+    (tmp_path / "lost").symlink_to("nowhere")
+    with pytest.raises(CheckpointError, match="cannot be written"):
+        open_run(tmp_path / "lost", ASKED)
+
+
+def test_a_run_under_way_is_told_from_what_is_no_result(tmp_path):
+    open_probe(tmp_path / "run", ASKED)
+    with pytest.raises(ResultFormatError, match="is not at its end; run its command again"):
+        load_result(tmp_path / "run")

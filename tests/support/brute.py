@@ -1,0 +1,70 @@
+"""The variance probe by brute force: a forward a prompt, everything kept, numpy at the end."""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from llmprobe.capture.discovery import attention_layers
+
+
+def outputs(model: Any, tokens: torch.Tensor, mask: torch.Tensor | None = None) -> dict[str, Any]:
+    """Last outputs by module, by plain hooks: {"output": {layer: (B, F)}, "heads": {...}}."""
+    kept: dict[str, dict[int, np.ndarray]] = {"output": {}, "heads": {}}
+    handles = []
+    for layer in attention_layers(model):
+
+        def project(module, args, output, layer=layer):
+            kept["heads"][layer.layer] = args[0][:, -1].unflatten(-1, (layer.n_heads, -1)).numpy()
+            kept["output"][layer.layer] = output[:, -1].numpy()
+
+        handles.append(model.get_submodule(layer.projection).register_forward_hook(project))
+    inputs: dict[str, Any] = {"input_ids": tokens}
+    if mask is not None:
+        inputs |= {"attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
+    with torch.no_grad():
+        model(**inputs)
+    for handle in handles:
+        handle.remove()
+    return kept
+
+
+def gather(model: Any, prompts: Any, lengths: tuple[int, ...], at: str, *, left_padded: bool):
+    """(prompts, lengths, layers, *heads, features); optionally all lengths in one padded batch."""
+    found = []
+    for index in range(prompts.n_prompts):
+        if left_padded:
+            tokens = torch.zeros(len(lengths), max(lengths), dtype=torch.int64)
+            mask = torch.zeros_like(tokens)
+            for row, length in enumerate(lengths):
+                tokens[row, -length:] = prompts.batch([index], length)[0]
+                mask[row, -length:] = 1
+            kept = outputs(model, tokens, mask)[at]
+            found.append(np.stack([kept[layer] for layer in sorted(kept)], axis=1))
+        else:
+            alone = [outputs(model, prompts.batch([index], length))[at] for length in lengths]
+            found.append(np.stack([[k[layer][0] for layer in sorted(k)] for k in alone]))
+    return np.stack(found).astype(np.float64)
+
+
+def statistics(x: np.ndarray, component: int, at_reference: int) -> dict[str, np.ndarray]:
+    """The columns of the frame, (series, lengths), from x (prompts, lengths, *series, features)."""
+    n_prompts, n_lengths, *_, n_features = x.shape
+    x = x.reshape(n_prompts, n_lengths, -1, n_features)
+    std = x.std(axis=0, ddof=1)
+    mean = x.mean(axis=0)
+    global_mean = x.mean(axis=-1).mean(axis=0)
+    global_variance = x.var(axis=-1).mean(axis=0)
+    reference = mean[at_reference]
+    distance = np.sqrt(((mean - reference) ** 2).sum(axis=-1))
+    columns = {
+        "component_std": std[..., component],
+        "std_q25": np.quantile(std, 0.25, axis=-1),
+        "std_median": np.median(std, axis=-1),
+        "std_q75": np.quantile(std, 0.75, axis=-1),
+        "global_mean": global_mean,
+        "global_variance": global_variance,
+        "mean_drift": (global_mean - global_mean[at_reference]) / global_variance[at_reference],
+        "vector_drift": distance / np.sqrt((std[at_reference] ** 2).sum(axis=-1)),
+    }
+    return {name: values.T for name, values in columns.items()}

@@ -1,0 +1,170 @@
+"""Made-up but well-formed results for the tests, a way to spoil one, and whether two are equal."""
+
+import dataclasses
+from typing import Any, TypeVar
+
+import numpy as np
+
+from llmprobe.results.accuracy import SyntheticResult
+from llmprobe.results.attention import AttentionResult
+from llmprobe.results.base import Provenance, Result
+from llmprobe.results.variance import VarianceResult
+
+
+def make_variance_result(
+    n_heads: int = 3, lengths: tuple[int, ...] = (16, 64, 256)
+) -> VarianceResult:
+    rng = np.random.default_rng(0)
+    shape = (2 * n_heads, len(lengths))
+    std = np.exp(rng.normal(size=shape)) * np.array(lengths) ** -0.5
+    return VarianceResult(
+        provenance=_provenance(lengths, prompts="random"),
+        at="heads",
+        component=0,
+        lengths=lengths,
+        reference=lengths[0],
+        layer_type=("full",) * shape[0],
+        warnings=(),
+        layer=np.repeat([0, 1], n_heads),
+        head=np.tile(np.arange(n_heads), 2),
+        n_prompts=np.full(shape, 64),
+        component_std=std * 1.1,
+        std_q25=std * 0.8,
+        std_median=std,
+        std_q75=std * 1.3,
+        global_mean=rng.normal(size=shape),
+        global_variance=std**2,
+        mean_drift=rng.normal(size=shape),
+        vector_drift=rng.random(size=shape),
+        slope=np.full(shape[0], -0.5),
+        slope_low=np.full(shape[0], -0.6),
+        slope_high=np.full(shape[0], -0.4),
+        r2=np.full(shape[0], 0.9),
+        accuracy=(),
+        nonfinite=np.zeros(shape[0], dtype=np.int64),
+        features=np.arange(5),
+        feature_values=rng.normal(size=(1, len(lengths), 5, 32)).astype(np.float32),
+    )
+
+
+def make_attention_result(lengths: tuple[int, ...] = (16, 64, 256)) -> AttentionResult:
+    """Two layers of two heads; of the last layer the values are not known."""
+    rng = np.random.default_rng(0)
+    shape = (4, len(lengths))
+    effective = np.array(lengths) ** np.array([0.2, 0.5, 0.8, 1.0])[:, None]
+    predicted = np.where(np.arange(4)[:, None] < 2, 1 / effective, np.nan)
+    return AttentionResult(
+        provenance=_provenance(lengths, prompts="random"),
+        lengths=lengths,
+        layer_type=("full",) * 4,
+        warnings=(),
+        layer=np.repeat([0, 1], 2),
+        head=np.tile([0, 1], 2),
+        n_prompts=np.full(shape, 64),
+        entropy=np.log(effective),
+        entropy_std=rng.random(shape),
+        effective=effective,
+        effective_std=rng.random(shape),
+        first=rng.random(shape),
+        first_std=rng.random(shape),
+        mass=np.ones(shape),
+        measured_variance=1.5 / effective,
+        predicted_variance=predicted,
+        top=np.sort(rng.random((4, len(lengths), 8, 16)).astype(np.float32))[..., ::-1].copy(),
+    )
+
+
+NAMES = (
+    *("baseline", "layernorm", "standardize", "layernorm+ssmax", "differential"),
+    *("layernorm+dropout+adaptive", "normalized", "headnorm", "rmsnorm"),
+)
+# Accuracy in % at 16, 64, 256, ..., 16384 of eight seeds that were trained long.
+_LOG_LENGTHS = (4, 6, 8, 10, 12, 14)
+_MEANS = ((99.9, 99.2, 93.2, 64.0, 27.0, 13.3), (99.9, 99.3, 92.7, 62.3, 27.8, 16.4))
+
+
+def make_synthetic_result(
+    n_variants: int = 2,
+    lengths: tuple[int, ...] = (16, 64, 256, 1024, 4096, 16384),
+    *,
+    n_seeds: int = 8,
+) -> SyntheticResult:
+    """Made up, but like what was measured."""
+    rng = np.random.default_rng(0)
+    variants, n = NAMES[:n_variants], np.array(lengths, dtype=np.float64)
+    shape = (n_variants, n_seeds, len(lengths))
+    accuracy = np.empty(shape)
+    for v in range(n_variants):
+        mean = np.interp(np.log2(n), _LOG_LENGTHS, _MEANS[min(v, 1)]) / 100 + 0.02 * max(0, v - 1)
+        seed = rng.normal(scale=0.03, size=(n_seeds, 1)) * (4 * mean * np.abs(1 - mean))
+        accuracy[v] = np.clip(mean + seed + rng.normal(scale=0.004, size=shape[1:]), 0, 1)
+    level = np.exp(rng.normal(scale=0.2, size=(n_variants, n_seeds, 1)))
+    falls = np.where(np.arange(n_variants) % 2 == 0, 0.33, 0.12)[:, None, None]
+    spread = level / (1 + n / 40)
+    n_kept, n_features = 64, 5
+    center = rng.normal(size=(n_variants, 1, 1, n_features))
+    noise = rng.normal(size=(n_variants, len(lengths), n_kept, n_features))
+    weights = rng.exponential(size=(n_variants, len(lengths), 32, 64)) / n[:, None, None]
+    top = -np.sort(-weights, axis=-1)[..., :16] * (np.arange(16) < n[:, None, None])
+    top[n_variants - 1, :, :, -1] *= -1
+    points = 20
+    return SyntheticResult(
+        provenance=_provenance(lengths, prompts="argmax"),
+        task="argmax",
+        variants=variants,
+        seeds=tuple(range(n_seeds)),
+        lengths=lengths,
+        train_lengths=(5, 16),
+        n_sets=tuple(4096 if length <= 1024 else 1024 for length in lengths),
+        chance=0.1,
+        schedule="cosine",
+        steps=8000,
+        warnings=("short training",),
+        feature_indices=tuple(range(n_features)),
+        accuracy=accuracy,
+        global_mean=0.05 * level * np.log(n / 16) + rng.normal(scale=0.01, size=shape),
+        global_variance=0.75 * level * (n / 16) ** -falls,
+        feature_variance=0.7 * spread,
+        entropy=np.log(n) - rng.random(size=shape),
+        diverged=np.full(shape[:2], -1),
+        loss_steps=np.arange(points) * 400,
+        loss=np.exp(-0.2 * np.arange(points)) + rng.random(size=(*shape[:2], points)),
+        feature_values=(center + noise * np.sqrt(spread[:, 0, :, None, None])).astype(np.float32),
+        top_weights=top.astype(np.float32),
+    )
+
+
+def _provenance(lengths: tuple[int, ...], prompts: str) -> Provenance:
+    return Provenance.record(
+        model="toy",
+        revision=None,
+        dtype="float32",
+        device="cpu",
+        attention="sdpa",
+        prompts=prompts,
+        prompts_hash="0" * 64,
+        seed=0,
+        arguments={"lengths": lengths},
+    )
+
+
+def check_same(a: Result, b: Result) -> None:
+    """To the bit, whenever they were made."""
+    assert type(a) is type(b)
+    for field in dataclasses.fields(a):
+        first, second = getattr(a, field.name), getattr(b, field.name)
+        if isinstance(first, np.ndarray):
+            assert first.dtype == second.dtype, field.name
+            np.testing.assert_array_equal(first, second, err_msg=field.name)
+        elif field.name != "provenance":
+            assert first == second, field.name
+
+
+R = TypeVar("R", bound=Result)
+
+
+def spoil(result: R, name: str, index: Any, value: float = np.nan) -> R:
+    """The result with another number at one place of an array."""
+    array = getattr(result, name).copy()
+    array[index] = value
+    return dataclasses.replace(result, **{name: array})

@@ -1,0 +1,228 @@
+"""The folded network of many seeds is the textbook's network, one for each of them."""
+
+import pytest
+import torch
+from textbook import Textbook
+from torch.nn import functional as F
+
+from llmprobe.synthetic.set_network import PARTS, SetNetwork, parse_set_variant
+from llmprobe.synthetic.tasks import TASKS
+from llmprobe.synthetic.variants import BASELINE, trained_as
+
+PAIRS = [f"{a}+{b}" for a in PARTS for b in PARTS if PARTS[a].place < PARTS[b].place]
+PAIRS.remove("normalized+adaptive")
+VARIANTS = [BASELINE, *PARTS, *PAIRS]
+WIDTH, BATCH, LENGTH = 16, 5, 7
+
+every_variant = pytest.mark.parametrize("variant", VARIANTS)
+every_part = pytest.mark.parametrize("variant", [BASELINE, *PARTS])
+every_task = pytest.mark.parametrize("task", TASKS)
+one_and_four_heads = pytest.mark.parametrize("heads", [1, 4])
+
+
+def build(task, variant, *, heads=1, seeds=(0,), dtype=torch.float64):
+    """A network whose parameters are all away from where they begin, and attention from uniform."""
+    network = SetNetwork(task, variant, seeds=seeds, width=WIDTH, heads=heads).to(dtype)
+    generator = torch.Generator().manual_seed(1)
+    for parameter in network.parameters():
+        parameter.data += 0.2 * torch.randn(parameter.shape, generator=generator).to(dtype)
+    return network
+
+
+def sets(task, *, n_seeds=1, length=LENGTH):
+    return TASKS[task].sample(n_seeds * BATCH, length, torch.Generator().manual_seed(2))
+
+
+def by_textbook(book, task, tokens, kept=1.0):
+    dtype = next(book.parameters()).dtype
+    task = TASKS[task]
+    items, query = task.items(tokens[:, :-1]), task.query(tokens[:, -1])
+    return book(items.to(dtype), query.to(dtype), kept)
+
+
+@every_task
+@every_variant
+@one_and_four_heads
+def test_it_equals_the_textbook_and_so_do_its_gradients(task, variant, heads):
+    network = build(task, variant, heads=heads)
+    book = Textbook.of(network)
+    tokens, labels = sets(task)
+    answer, expected = network(tokens), by_textbook(book, task, tokens)
+    for got, value in zip(answer, expected, strict=True):
+        torch.testing.assert_close(got, value, rtol=1e-10, atol=1e-10)
+    F.cross_entropy(answer.logits, labels).backward()
+    F.cross_entropy(expected[0], labels).backward()
+    parameters = dict(network.named_parameters())
+    for name, parameter, turned in book.pairs():
+        gradient = parameter.grad.T if turned else parameter.grad
+        torch.testing.assert_close(
+            parameters[name].grad[0], gradient, rtol=1e-9, atol=1e-10, msg=name
+        )
+
+
+@every_task
+@every_part
+def test_it_equals_the_textbook_in_single_precision(task, variant):
+    network = build(task, variant, heads=4, dtype=torch.float32)
+    tokens, _ = sets(task)
+    answer, expected = network(tokens), by_textbook(Textbook.of(network), task, tokens)
+    for got, value in zip(answer, expected, strict=True):
+        torch.testing.assert_close(got, value, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("length", [1, 2, 300])
+@every_part
+def test_it_equals_the_textbook_at_other_lengths(variant, length):
+    network = build("argmax", variant, heads=4)
+    tokens, _ = sets("argmax", length=length)
+    answer = network(tokens)
+    for got, value in zip(answer, by_textbook(Textbook.of(network), "argmax", tokens), strict=True):
+        torch.testing.assert_close(got, value, rtol=1e-10, atol=1e-10)
+    assert answer.weights.shape == (BATCH, 4, length)
+    assert answer.output.shape == (BATCH, WIDTH)
+    assert answer.logits.shape == (BATCH, 10)
+
+
+@every_part
+@one_and_four_heads
+def test_a_seed_does_the_same_among_others_as_alone(variant, heads):
+    network = build("dictionary", variant, heads=heads, seeds=(3, 8, 5))
+    tokens, labels = sets("dictionary", n_seeds=3)
+    answer = network(tokens)
+    F.cross_entropy(answer.logits, labels).mul(3).backward()
+    for index, seed in enumerate((3, 8, 5)):
+        alone = network.member(index)
+        assert alone.seeds == (seed,)
+        part = slice(index * BATCH, (index + 1) * BATCH)
+        own = alone(tokens[part])
+        for got, value in zip(own, answer, strict=True):
+            torch.testing.assert_close(got, value[part], rtol=1e-10, atol=1e-12)
+        F.cross_entropy(own.logits, labels[part]).backward()
+        for a, b in zip(alone.parameters(), network.parameters(), strict=True):
+            torch.testing.assert_close(a.grad[0], b.grad[index], rtol=1e-9, atol=1e-12)
+
+
+@every_part
+@every_task
+def test_the_order_of_the_items_does_not_matter(variant, task):
+    network = build(task, variant, heads=4)
+    tokens, _ = sets(task)
+    order = torch.randperm(LENGTH, generator=torch.Generator().manual_seed(0))
+    mixed = torch.cat([tokens[:, :-1][:, order], tokens[:, -1:]], dim=1)
+    answer, again = network(tokens), network(mixed)
+    torch.testing.assert_close(again.logits, answer.logits)
+    torch.testing.assert_close(again.output, answer.output)
+    torch.testing.assert_close(again.weights, answer.weights[..., order])
+
+
+@every_part
+@one_and_four_heads
+def test_all_variants_of_a_seed_begin_alike(variant, heads):
+    """Whatever the other seeds are, and where among them it stands."""
+    sizes = {"width": WIDTH, "heads": heads}
+    plain = SetNetwork("argmax", seeds=(7,), **sizes).state_dict()
+    own = SetNetwork("argmax", variant, seeds=(2, 7), **sizes).state_dict()
+    missing = plain.keys() - own.keys()
+    assert not missing
+    for name, values in plain.items():
+        if variant == "differential" and name.endswith(("q_proj.weight", "k_proj.weight")):
+            continue  # of twice the size
+        assert torch.equal(own[name][1], values[0]), name
+        assert not torch.equal(own[name][0], values[0]), name
+
+
+def test_a_network_is_the_same_each_time_and_leaves_the_global_generator_alone():
+    torch.manual_seed(0)
+    first = SetNetwork("argmax", "differential", seeds=(1, 2), width=8).state_dict()
+    drawn = torch.rand(1)
+    torch.manual_seed(0)
+    assert torch.equal(drawn, torch.rand(1))
+    second = SetNetwork("argmax", "differential", seeds=(1, 2), width=8).state_dict()
+    for name, values in first.items():
+        assert torch.equal(values, second[name])
+
+
+def test_a_member_is_a_copy_in_the_same_precision():
+    network = build("argmax", "layernorm", seeds=(1, 2))
+    alone = network.member(1)
+    assert next(alone.parameters()).dtype == torch.float64
+    for parameter in alone.parameters():
+        parameter.data.zero_()
+    assert all(p.any() for p in network.parameters())
+
+
+@pytest.mark.parametrize("variant", ["dropout", "layernorm+dropout"])
+def test_dropout_changes_what_is_read_and_nothing_else(variant):
+    network = build("argmax", variant, heads=4)
+    tokens, _ = sets("argmax")
+    kept = (torch.rand(BATCH, WIDTH, generator=torch.Generator().manual_seed(4)) > 0.1) / 0.9
+    assert not kept.all()
+    seen = []
+
+    def drop(x):
+        seen.append(x)
+        return x * kept.double()
+
+    dropped, plain = network(tokens, drop=drop), network(tokens)
+    expected = by_textbook(Textbook.of(network), "argmax", tokens, kept.double())
+    torch.testing.assert_close(dropped.logits, expected[0], rtol=1e-10, atol=1e-10)
+    assert torch.equal(dropped.output, plain.output)
+    assert torch.equal(dropped.weights, plain.weights)
+    assert [x.shape for x in seen] == [(BATCH, WIDTH)]  # in one place, behind the norm
+    assert torch.equal(seen[0], plain.output)
+    network.readout.first.weight.data[:, :, :] = 0
+    network.readout.first.weight.data[0, 3, 3] = 1
+    lost = kept[:, 3] == 0
+    assert lost.any()
+    without = network(torch.zeros_like(tokens), drop=torch.zeros_like).logits
+    torch.testing.assert_close(network(tokens, drop=drop).logits[lost], without[lost])
+
+
+def test_adaptive_is_its_training_variant_made_colder_at_long_lengths():
+    network, cold = build("argmax", BASELINE), build("argmax", "adaptive")
+    cold.load_state_dict(network.state_dict())  # no parameters of its own
+    for length, differs in ((1, False), (200, True)):
+        tokens, _ = sets("argmax", length=length)
+        warm, answer = network(tokens).weights, cold(tokens).weights
+        assert torch.equal(warm, answer) != differs
+        if differs:
+            entropy = [-(w * w.log()).sum(dim=-1) for w in (warm, answer)]
+            assert (entropy[1] < entropy[0]).all()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        ("layernorm+rmsnorm", "layernorm and rmsnorm for the norm; choose one"),
+        ("ssmax+dropout+differential", "ssmax and differential for the softmax; choose one"),
+        ("headnorm+headnorm", "headnorm and headnorm for the heads"),
+        ("normalized+adaptive", "no softmax whose temperature"),
+        ("adaptive+normalized", "no softmax whose temperature"),
+    ],
+)
+def test_parts_that_exclude_each_other_are_refused(wrong, reason):
+    with pytest.raises(ValueError, match=reason):
+        SetNetwork("argmax", wrong)
+
+
+@every_variant
+def test_a_variant_has_the_parameters_of_what_it_is_trained_as(variant):
+    own = SetNetwork("argmax", variant, width=8).state_dict()
+    SetNetwork("argmax", trained_as(variant, PARTS), width=8).load_state_dict(own)
+
+
+def test_a_variant_of_sets_is_parsed_like_any_other():
+    for variant in VARIANTS:
+        parts = parse_set_variant(variant)
+        assert {part: PARTS[part].place for part in parts.values()} == {
+            part: place for place, part in parts.items()
+        }
+        assert set(parts.values()) == set(variant.split("+")) - {BASELINE}
+    with pytest.raises(ValueError, match=r"variants: got .*baseline, layernorm, .*adaptive"):
+        parse_set_variant("batchnorm")
+
+
+@pytest.mark.parametrize(("width", "heads"), [(16, 3), (16, 0), (16, -1), (0, 1)])
+def test_heads_must_divide_the_width(width, heads):
+    with pytest.raises(ValueError, match=f"heads: got {heads}, accepted: a divisor"):
+        SetNetwork("argmax", width=width, heads=heads)
