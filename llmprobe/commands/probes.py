@@ -159,7 +159,7 @@ def attention(
 def _probe(command: str, **options: Any) -> None:
     """What `variance` and `attention` share: load, plan, run with a bar, save, print."""
     from llmprobe.base.processes import process
-    from llmprobe.base.progress import progress
+    from llmprobe.base.progress import reporting
     from llmprobe.capture.discovery import parse_layers
     from llmprobe.capture.loading import load_model
     from llmprobe.probes.request import Request
@@ -176,11 +176,18 @@ def _probe(command: str, **options: Any) -> None:
     Request.of(options).check()
     where = ("revision", "device", "device_map", "dtype", "allow_pickle", "trust_remote_code")
     loaded = load_model(model, **{name: options.pop(name) for name in where})
-    with progress(quiet=quiet) as bar:
-        task = bar.add_task(command, total=None, note="tokens")
+    done = total = 0
+
+    def advance(n_tokens: int) -> None:
+        nonlocal done
+        done += n_tokens
+        report(command, done, total, "tokens")
+
+    with reporting(not quiet) as report:
 
         def on_plan(plan: "SweepPlan") -> None:
-            bar.update(task, total=plan.n_tokens)
+            nonlocal total
+            total = plan.n_tokens
             if dry_run:
                 if process().is_main:
                     typer.echo(plan.describe())
@@ -193,7 +200,7 @@ def _probe(command: str, **options: Any) -> None:
         options |= {"output": None if dry_run else target, "overwrite": overwrite}
         try:
             result: SeriesResult = _probes()[command](
-                loaded, **options, on_plan=on_plan, advance=lambda n: bar.advance(task, n)
+                loaded, **options, on_plan=on_plan, advance=advance
             )
         except KeyboardInterrupt:
             if target.is_dir() and process().is_main:

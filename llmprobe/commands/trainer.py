@@ -137,21 +137,14 @@ def train_synthetic(
 def _train(options: dict[str, Any], folder: Path, *, as_json: bool, quiet: bool) -> None:
     from llmprobe.base.files import is_result
     from llmprobe.base.processes import process
-    from llmprobe.base.progress import progress
+    from llmprobe.base.progress import reporting
     from llmprobe.synthetic.lab import train_synthetic as train
 
     check_drawing()
     finished = is_result(folder) and not options["overwrite"]
-    with progress(quiet=quiet) as bar:
-        tasks: dict[str, Any] = {}
-
-        def watch(what: str, done: int, total: int, note: str) -> None:
-            if what not in tasks:
-                tasks[what] = bar.add_task(what, total=total, note=note)
-            bar.update(tasks[what], completed=done, note=note)
-
+    with reporting(not quiet) as report:
         try:
-            result = train(**options, output=folder, watch=watch)
+            result = train(**options, output=folder, watch=report)
         except KeyboardInterrupt:
             if process().is_main:
                 typer.echo(f"{folder} keeps what is done; the same command goes on there", err=True)
