@@ -54,9 +54,9 @@ def _variants() -> dict[str, str]:
 
 
 def _prompts() -> dict[str, str]:
-    from llmprobe.probes.prompts import PROMPTS
+    from llmprobe.probes.prompts import Prompts
 
-    return dict(PROMPTS)
+    return {name: kind.describe() for name, kind in Prompts.kinds.items()}
 
 
 def _kinds() -> dict[str, str]:

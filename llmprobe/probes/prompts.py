@@ -8,14 +8,19 @@ Prompt i at length N depends on the seed, i and N (and on what it is made of), n
 the other lengths, the number of prompts or of processes: everything is drawn by keys that name it.
 Free random, unigram and text prompts are prefix-consistent as well: the short ones are the
 beginnings of the long ones, so one pass over the longest serves all lengths.
+
+A kind of prompts is one class here. It says what it needs and what it offers, and is known by being
+declared: `class TextPrompts(Prompts, kind="text")`.
 """
 
 import hashlib
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache, partial
+from dataclasses import dataclass
+from functools import cached_property, lru_cache, partial
 from itertools import chain, count
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -23,13 +28,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from llmprobe.base.seeds import numpy_generator
-
-PROMPTS = {
-    "random": "tokens drawn alike from all ordinary ones",
-    "unigram": "tokens drawn by their frequency in a text",
-    "text": "windows of a text, disjoint where it is long enough",
-    "dictionary": "lists of key->value with made-up words, ending in a key that is in the list",
-}
 
 _GOLDEN = (5**0.5 - 1) / 2
 """Its multiples modulo 1 are spread evenly, however many there are."""
@@ -44,30 +42,67 @@ _Tokens = NDArray[np.int64]
 _Draw = Callable[[int, np.random.Generator], _Tokens]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Material:
+    """What prompts are made of."""
+
+    n_prompts: int
+    shortest: int
+    longest: int
+    seed: int
+    vocab_size: int
+    tokenizer: Any
+    bos_token_id: int | None
+    text: str | None
+    query: str
+    """free, or fixed: every prompt ends in the same token."""
+
+    @cached_property
+    def left_out(self) -> _Tokens:
+        """Tokens that are never drawn: special ones and BOS, ascending."""
+        special = {*_special_ids(self.tokenizer), self.bos_token_id} - {None}
+        return np.array(sorted(i for i in special if i < self.vocab_size), np.int64)
+
+
 class Prompts(ABC):
     """A set of prompts: BOS if there is one, the kind's own tokens, and the fixed query if any."""
 
-    def __init__(
-        self,
-        kind: str,
-        *,
-        n_prompts: int,
-        longest: int,
-        seed: int,
-        bos_token_id: int | None,
-        query_token: int | None,
-    ) -> None:
-        self.kind = kind
-        self.n_prompts = n_prompts
-        self.longest = longest
-        self.query_token = query_token
+    kinds: ClassVar[dict[str, type["Prompts"]]] = {}
+    """All kinds by name."""
+    kind: ClassVar[str] = ""
+    needs_text: ClassVar[bool] = False
+    """Whether the prompts are made of a text."""
+    needs_tokenizer: ClassVar[bool] = True
+    takes_query: ClassVar[bool] = True
+    """Whether all prompts may end in the same token."""
+    shares_text: ClassVar[bool] = False
+    """Whether prompts of different seeds may have the same text in them."""
+
+    def __init_subclass__(cls, kind: str = "") -> None:
+        if kind:
+            cls.kind = kind
+            cls.kinds[kind] = cls
+
+    def __init__(self, material: Material, draw: _Draw | None = None) -> None:
+        """`draw` draws the fixed query, where the kind has one."""
+        self.n_prompts, self.longest = material.n_prompts, material.longest
+        query = None
+        if material.query == "fixed" and draw is not None:
+            query = int(draw(1, numpy_generator(material.seed, "query"))[0])
+        self.query_token = query
         """The last token of every prompt with a fixed query."""
-        self.prefix_consistent = query_token is None
+        self.prefix_consistent = query is None
         """Whether the prompts of length N are the first N tokens of the longest ones."""
         self.warnings: tuple[str, ...] = ()
-        self._seed = seed
-        self._head = np.array([] if bos_token_id is None else [bos_token_id], np.int64)
-        self._tail = np.array([] if query_token is None else [query_token], np.int64)
+        self._seed = material.seed
+        bos = material.bos_token_id
+        self._head = np.array([] if bos is None else [bos], np.int64)
+        self._tail = np.array([] if query is None else [query], np.int64)
+
+    @classmethod
+    def describe(cls) -> str:
+        """What the prompts are, in a line."""
+        return (inspect.getdoc(cls) or "").splitlines()[0].rstrip(".")
 
     def batch(self, indices: Sequence[int], length: int) -> Tensor:
         """The prompts of these indices, (len(indices), length), int64 on the CPU."""
@@ -95,27 +130,53 @@ class Prompts(ABC):
                 raise ValueError(f"indices: got {index}, accepted: 0 to {self.n_prompts - 1}")
         return length - n_added
 
+    def answers(self, indices: Sequence[int], length: int) -> Tensor | None:
+        """The token that should come next, (len(indices),); None where no token is right."""
+        return None
+
     @abstractmethod
     def _body(self, index: int, n_tokens: int) -> _Tokens:
         """The prompt without BOS and fixed query."""
 
 
-class _DrawnPrompts(Prompts):
-    """Tokens drawn independently."""
+class RandomPrompts(Prompts, kind="random"):
+    """Tokens drawn alike from all ordinary ones."""
 
-    def __init__(self, kind: str, draw: _Draw, **options: Any) -> None:
-        super().__init__(kind, **options)
-        self._draw = draw
+    needs_tokenizer = False
+
+    def __init__(self, material: Material) -> None:
+        self._draw = self._drawing(material)
+        super().__init__(material, self._draw)
+
+    def _drawing(self, material: Material) -> _Draw:
+        n_ordinary = material.vocab_size - len(material.left_out)
+        _check_ordinary(self.kind, n_ordinary)
+        return partial(_draw_alike, n_ordinary, material.left_out)
 
     def _body(self, index: int, n_tokens: int) -> _Tokens:
         return self._draw(n_tokens, numpy_generator(self._seed, "prompt", index))
 
 
-class _WindowPrompts(Prompts):
-    """Windows of a text that is closed to a ring; the golden ratio spreads their starts over it."""
+class UnigramPrompts(RandomPrompts, kind="unigram"):
+    """Tokens drawn by their frequency in a text."""
 
-    def __init__(self, kind: str, tokens: _Tokens, **options: Any) -> None:
-        super().__init__(kind, **options)
+    needs_text = needs_tokenizer = True
+
+    def _drawing(self, material: Material) -> _Draw:
+        return _by_frequency(self.kind, material, _tokens_of(material))
+
+
+class TextPrompts(Prompts, kind="text"):
+    """Windows of a text, disjoint where it is long enough.
+
+    The text is closed to a ring; the golden ratio spreads the windows' starts over it.
+    """
+
+    needs_text = shares_text = True
+
+    def __init__(self, material: Material) -> None:
+        tokens = _tokens_of(material)
+        super().__init__(material, _by_frequency(self.kind, material, tokens))
         if len(tokens) < self.longest:
             raise ValueError(
                 f"text: has {len(tokens)} tokens, but the longest length is {self.longest}; "
@@ -147,30 +208,31 @@ class _WindowPrompts(Prompts):
             )
 
 
-class DictionaryPrompts(Prompts):
-    """Lists of pairs, one a line, such as `zarimo->keltu`, and last a key of the list: `zarimo->`.
+class DictionaryPrompts(Prompts, kind="dictionary"):
+    """Lists of key->value with made-up words, ending in a key that is in the list.
 
-    Pairs are numbered from the end, so a longer prompt has more of them in front. Keys with their
-    arrow, values and line breaks are tokenized one by one, so the query and its answer are the
-    very tokens that the list has. Prompt i asks at the same relative depth at every length.
+    One pair a line, such as `zarimo->keltu`, and last `zarimo->`. Pairs are numbered from the end,
+    so a longer prompt has more of them in front. Keys with their arrow, values and line breaks are
+    tokenized one by one, so the query and its answer are the very tokens that the list has. Prompt
+    i asks at the same relative depth at every length.
     """
 
-    def __init__(
-        self, kind: str, tokenizer: Any, *, vocab_size: int, shortest: int, **options: Any
-    ) -> None:
-        super().__init__(kind, **options)
+    takes_query = False
+
+    def __init__(self, material: Material) -> None:
+        super().__init__(material)
         self.prefix_consistent = False
-        self._tokenizer, self._vocab_size = tokenizer, vocab_size
-        self._special = _special_ids(tokenizer)
+        self._tokenizer, self._vocab_size = material.tokenizer, material.vocab_size
+        self._special = _special_ids(material.tokenizer)
         [self._line_break] = self._pieces(["\n"], after="a")
         self._build = lru_cache(maxsize=64)(self._compose)  # for a batch and then its answers
         nearest = [next(self._pairs(index)) for index in range(self.n_prompts)]
         least = max(2 * len(key) + len(value) for key, value in nearest)
         least += len(self._line_break) + len(self._head)
-        if shortest < least:
+        if material.shortest < least:
             raise ValueError(
-                f"lengths: got {shortest}, too short for one pair and the query of dictionary "
-                f"prompts, accepted: {least} or more"
+                f"lengths: got {material.shortest}, too short for one pair and the query of "
+                f"dictionary prompts, accepted: {least} or more"
             )
 
     def answers(self, indices: Sequence[int], length: int) -> Tensor:
@@ -238,15 +300,19 @@ class DictionaryPrompts(Prompts):
 
 
 def check_kind(kind: str, query: str, *, has_text: bool) -> None:
-    """Refuse what is no kind of prompts, whatever the model."""
-    if kind not in PROMPTS:
-        raise ValueError(f"prompts: got {kind!r}, accepted: {', '.join(PROMPTS)}")
+    """Refuse what is no kind of prompts, or what it cannot be combined with, whatever the model."""
+    if kind not in Prompts.kinds:
+        raise ValueError(f"prompts: got {kind!r}, accepted: {', '.join(Prompts.kinds)}")
     if query not in ("free", "fixed"):
         raise ValueError(f"query: got {query!r}, accepted: free, fixed")
-    if kind == "dictionary" and query == "fixed":
-        raise ValueError("query: got 'fixed', but dictionary prompts ask each their own; use free")
-    if kind in ("unigram", "text") and not has_text:
-        raise ValueError(f"prompts: {kind} needs --text FILE or --dataset NAME")
+    chosen = Prompts.kinds[kind]
+    if query == "fixed" and not chosen.takes_query:
+        raise ValueError(f"query: got 'fixed', but {kind} prompts end each in their own; use free")
+    if chosen.needs_text and not has_text:
+        raise ValueError(f"prompts: {kind} prompts need a text; give text or dataset")
+    if has_text and not chosen.needs_text:
+        others = " or ".join(name for name, k in Prompts.kinds.items() if k.needs_text)
+        raise ValueError(f"prompts: {kind} prompts use no text; leave it out, or use {others}")
 
 
 def make_prompts(
@@ -261,7 +327,7 @@ def make_prompts(
     text: str | None = None,
     query: str = "free",
 ) -> Prompts:
-    """Prompts of one of the kinds in `PROMPTS`, for lengths up to the longest of these.
+    """Prompts of one of the kinds in `Prompts.kinds`, for lengths up to the longest of these.
 
     With a `bos_token_id` every prompt begins with it, and it counts. With `query="fixed"` a prompt
     of N tokens is the first N − 1 of the free one and then a token that is the same for all prompts
@@ -276,37 +342,40 @@ def make_prompts(
         raise ValueError(f"lengths: got {list(lengths)}, accepted: {least} or more{why}")
     if bos_token_id is not None and not 0 <= bos_token_id < vocab_size:
         raise ValueError(f"bos_token_id: got {bos_token_id}, accepted: 0 to {vocab_size - 1}")
-    if kind != "random" and tokenizer is None:
+    chosen: Any = Prompts.kinds[kind]
+    if chosen.needs_tokenizer and tokenizer is None:
         raise ValueError(f"prompts: {kind} needs a tokenizer, and there is none; use random")
-    generator = numpy_generator(seed, "query")
-    options: dict[str, Any] = {
-        "n_prompts": n_prompts,
-        "longest": max(lengths),
-        "seed": seed,
-        "bos_token_id": bos_token_id,
-        "query_token": None,
-    }
-    if kind == "dictionary":
-        options |= {"vocab_size": vocab_size, "shortest": min(lengths)}
-        return DictionaryPrompts(kind, tokenizer, **options)
-    special = {i for i in (*_special_ids(tokenizer), bos_token_id) if i is not None}
-    left_out = np.array(sorted(i for i in special if i < vocab_size), np.int64)
-    if kind == "random":
-        n_ordinary = vocab_size - len(left_out)
-        draw: _Draw = partial(_draw_alike, n_ordinary, left_out)
-    else:
-        tokens = _tokenize(tokenizer, text or "", vocab_size)
-        counts = np.bincount(tokens, minlength=vocab_size)
-        counts[left_out] = 0
-        n_ordinary = int(counts.sum())
-        draw = partial(_draw, counts.cumsum())
+    made: Prompts = chosen(
+        Material(
+            n_prompts=n_prompts,
+            shortest=min(lengths),
+            longest=max(lengths),
+            seed=seed,
+            vocab_size=vocab_size,
+            tokenizer=tokenizer,
+            bos_token_id=bos_token_id,
+            text=text,
+            query=query,
+        )
+    )
+    return made
+
+
+def _check_ordinary(kind: str, n_ordinary: int) -> None:
     if n_ordinary == 0:
         raise ValueError(f"prompts: {kind} finds no ordinary token to draw; use another text")
-    if query == "fixed":
-        options["query_token"] = int(draw(1, generator)[0])
-    if kind == "text":
-        return _WindowPrompts(kind, tokens, **options)
-    return _DrawnPrompts(kind, draw, **options)
+
+
+def _by_frequency(kind: str, material: Material, tokens: _Tokens) -> _Draw:
+    """Draws the ordinary ones of these tokens, as often as they occur."""
+    counts = np.bincount(tokens, minlength=material.vocab_size)
+    counts[material.left_out] = 0
+    _check_ordinary(kind, int(counts.sum()))
+    return partial(_draw, counts.cumsum())
+
+
+def _tokens_of(material: Material) -> _Tokens:
+    return _tokenize(material.tokenizer, material.text or "", material.vocab_size)
 
 
 def _draw_alike(

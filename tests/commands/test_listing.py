@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from llmprobe.probes.prompts import PROMPTS
+from llmprobe.probes.prompts import Prompts
 from llmprobe.results.opening import known_kinds
 from llmprobe.synthetic.decoder_network import DECODER_PARTS
 from llmprobe.synthetic.set_network import PARTS
@@ -13,7 +13,7 @@ from llmprobe.synthetic.tasks import CHOICES, TASKS
 EXPECTED = {
     "tasks": [*TASKS, *CHOICES],
     "variants": ["baseline", *PARTS, *DECODER_PARTS],
-    "prompts": list(PROMPTS),
+    "prompts": list(Prompts.kinds),
     "kinds": [f"{name}, {plot}" for name, kind in known_kinds().items() for plot in kind.plots],
 }
 

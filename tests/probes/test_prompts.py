@@ -14,14 +14,14 @@ from transformers import PreTrainedTokenizerFast
 
 from llmprobe.base.seeds import numpy_generator
 from llmprobe.probes import prompts as module
-from llmprobe.probes.prompts import PROMPTS, _draw, make_prompts
+from llmprobe.probes.prompts import Prompts, _draw, make_prompts
 
 SENTENCE = "the whale and the sea were old when the ship came to them over the grey water"
 TEXT = "\n".join(
     " ".join(np.random.default_rng(n).permutation(SENTENCE.split())) for n in range(120)
 )
 LENGTHS = (40, 64, 150)
-FREE = [kind for kind in PROMPTS if kind != "dictionary"]
+FREE = [kind for kind in Prompts.kinds if kind != "dictionary"]
 
 
 def wrap(backend):
@@ -75,13 +75,13 @@ def make(kind, **options):
         "lengths": LENGTHS,
         "tokenizer": TOKENIZER,
         "vocab_size": len(TOKENIZER),
-        "text": TEXT,
+        "text": TEXT if kind in Prompts.kinds and Prompts.kinds[kind].needs_text else None,
     }
     return make_prompts(kind, **{**given, **options})
 
 
 def variants():
-    for kind in PROMPTS:
+    for kind in Prompts.kinds:
         for bos in (None, 0):
             yield pytest.param(kind, {"bos_token_id": bos}, id=f"{kind}-{bos}")
             if kind in FREE:
@@ -155,7 +155,7 @@ def test_a_digest_stands_for_the_tokens(kind, options):
 
 
 def test_kinds_have_digests_of_their_own():
-    assert len({make(kind).digest() for kind in PROMPTS}) == len(PROMPTS)
+    assert len({make(kind).digest() for kind in Prompts.kinds}) == len(Prompts.kinds)
 
 
 @pytest.mark.parametrize("n", [3, 497, 50_000, 2**31 + 5, 2**33])
@@ -372,7 +372,7 @@ def test_a_tokenizer_that_cannot_spell_made_up_words_is_refused():
     [
         ("poem", {}, "prompts: got 'poem', accepted: random, unigram, text, dictionary"),
         ("random", {"query": "last"}, "query: got 'last', accepted: free, fixed"),
-        ("dictionary", {"query": "fixed"}, "dictionary prompts ask each their own; use free"),
+        ("dictionary", {"query": "fixed"}, "dictionary prompts end each in their own; use free"),
         ("random", {"n_prompts": 0}, "n_prompts: got 0, accepted: 1 or more"),
         ("random", {"lengths": ()}, r"lengths: got \[\], accepted: 1 or more$"),
         ("random", {"lengths": (0, 4)}, r"lengths: got \[0, 4\], accepted: 1 or more$"),
@@ -380,8 +380,8 @@ def test_a_tokenizer_that_cannot_spell_made_up_words_is_refused():
         ("text", {"lengths": (1,), "query": "fixed"}, "2 or more with a BOS token or a fixed"),
         ("random", {"bos_token_id": 999}, "bos_token_id: got 999, accepted: 0 to 309"),
         ("random", {"seed": -1}, "seed: got -1"),
-        ("unigram", {"text": None}, "unigram needs --text FILE or --dataset NAME"),
-        ("text", {"text": ""}, "text needs --text FILE or --dataset NAME"),
+        ("unigram", {"text": None}, "unigram prompts need a text; give text or dataset"),
+        ("text", {"text": ""}, "text prompts need a text; give text or dataset"),
         ("unigram", {"tokenizer": None}, "unigram needs a tokenizer"),
         ("text", {"tokenizer": None}, "text needs a tokenizer"),
         ("dictionary", {"tokenizer": None}, "dictionary needs a tokenizer"),
