@@ -4,9 +4,11 @@ Nothing heavy is imported before a command runs, so `--help` answers at once. Er
 library raises on purpose become one line on stderr and exit code 1; wrong usage is exit code 2.
 """
 
+import inspect
 import io
 import json
 import os
+import re
 import signal
 import sys
 import traceback
@@ -32,6 +34,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+_POSITIONAL = {"model", "folder", "folders", "what", "kind"}
+"""Parameters of commands that are no options, or mean something else in the library."""
 # typer brings its own copy of click and does not name the base of its usage errors.
 _UsageError: Any = typer.BadParameter.__base__
 
@@ -103,7 +107,7 @@ def main() -> None:
     except Exception as error:
         if "--debug" in sys.argv:  # before the command or behind it
             raise
-        _fail(_explanation(error), 1)
+        _fail(_in_options(_explanation(error)), 1)
 
 
 def _usage(error: Any) -> str:
@@ -116,6 +120,23 @@ def _usage(error: Any) -> str:
     return f"{words}{came} ({command} --help shows what is accepted)"
 
 
+def _in_options(message: str) -> str:
+    """Python's arguments in a message of the library as options of the command line."""
+    message = re.sub(r"^(\w+)(?=: got )", lambda m: _option(m[1]), message)
+    message = re.sub(r"\b([a-z_]+)=True\b", lambda m: _option(m[1]), message)
+    return re.sub(
+        r"\b([a-z_]+)=(?:\"([^\"]*)\"|([\w.+-]+))",
+        lambda m: f"{_option(m[1])} {m[2] or m[3]}",
+        message,
+    )
+
+
+def _option(name: str) -> str:
+    """The option for an argument, if any command has one; else the name as it is."""
+    options = {word for command in _EXAMPLES for word in inspect.signature(command).parameters}
+    return f"--{name.replace('_', '-')}" if name in options - _POSITIONAL else name
+
+
 def _explanation(error: Exception) -> str:
     """An error in words: as it is if it was raised on purpose, else with what may be known."""
     if isinstance(error, OSError) and error.filename is not None:
@@ -126,8 +147,8 @@ def _explanation(error: Exception) -> str:
     in_words = isinstance(error, OSError) and error.errno is None
     if str(error) and (ours or in_words or isinstance(error, LLMProbeError)):
         return str(error)
-    runtime: Any = sys.modules.get("llmprobe.base.machine")  # importing it now might be what failed
-    if isinstance(error, MemoryError) or (runtime and runtime.is_out_of_memory(error)):
+    machine: Any = sys.modules.get("llmprobe.base.machine")  # importing it might have failed
+    if isinstance(error, MemoryError) or (machine and machine.is_out_of_memory(error)):
         told = " ".join(str(error).split())[:200]
         return f"this does not fit the memory ({told}); ask for less, such as shorter --lengths"
     return f"{type(error).__name__}: {error} (in {module}; --debug shows where)"

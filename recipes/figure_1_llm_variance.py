@@ -20,9 +20,9 @@ from llmprobe import LLMProbeError, probe_variance
 
 NAME = "figure_1_llm_variance"
 SCALES = {
-    "quick": {"model": "builtin", "lengths": "16..256", "samples": 32},
-    "desk": {"model": "HuggingFaceTB/SmolLM2-135M", "lengths": "16..2048", "samples": 256},
-    "paper": {"model": "meta-llama/Llama-3.2-1B", "lengths": "16..16384", "samples": 256},
+    "quick": {"model": "builtin", "lengths": "16..256", "n_prompts": 32},
+    "desk": {"model": "HuggingFaceTB/SmolLM2-135M", "lengths": "16..2048", "n_prompts": 256},
+    "paper": {"model": "meta-llama/Llama-3.2-1B", "lengths": "16..16384", "n_prompts": 256},
 }
 
 
@@ -42,7 +42,7 @@ def main(
         size["lengths"],
         prompts="unigram" if text else "random",
         text=text,
-        samples=size["samples"],
+        n_prompts=size["n_prompts"],
         query=query,
         component=component,
     )

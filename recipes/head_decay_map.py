@@ -28,9 +28,9 @@ from llmprobe import LLMProbeError, fit_decay, load_model, probe_attention, prob
 
 NAME = "head_decay_map"
 SCALES = {
-    "quick": {"model": "builtin", "lengths": "16..128", "samples": 16},
-    "desk": {"model": "HuggingFaceTB/SmolLM2-135M", "lengths": "16..1024", "samples": 32},
-    "paper": {"model": "meta-llama/Llama-3.2-1B", "lengths": "16..16384", "samples": 256},
+    "quick": {"model": "builtin", "lengths": "16..128", "n_prompts": 16},
+    "desk": {"model": "HuggingFaceTB/SmolLM2-135M", "lengths": "16..1024", "n_prompts": 32},
+    "paper": {"model": "meta-llama/Llama-3.2-1B", "lengths": "16..16384", "n_prompts": 256},
 }
 
 SINKS = (0, 0.05, 0.3, 0.6, 1)
@@ -52,7 +52,7 @@ def main(
         "prompts": "unigram" if text else "random",
         "text": text,
         "query": "fixed",
-        "samples": size["samples"],
+        "n_prompts": size["n_prompts"],
     }
     variance = probe_variance(loaded, size["lengths"], at="heads", **options)
     variance.save(output / NAME, overwrite=True)

@@ -31,15 +31,15 @@ TASKS, QUERIES = ("argmax", "dictionary"), ("fixed", "free")
 SCALES = {
     "quick": {
         "training": {"seeds": 1, "steps": 50, "width": 16, "sets": 16},
-        "probe": {"lengths": "16..512", "samples": 64},
+        "probe": {"lengths": "16..512", "n_prompts": 64},
     },
     "desk": {
         "training": {"seeds": 4, "steps": 5000, "sets": 64},
-        "probe": {"lengths": "1024..16384", "samples": 256},
+        "probe": {"lengths": "1024..16384", "n_prompts": 256},
     },
     "paper": {
         "training": {"seeds": 8, "steps": 100_000, "sets": 64},
-        "probe": {"lengths": "1024..65536", "samples": 1024},
+        "probe": {"lengths": "1024..65536", "n_prompts": 1024},
     },
 }
 

@@ -24,7 +24,7 @@ from bad_options import (
 from checkout import ROOT
 
 from llmprobe import load_model, probe_attention, probe_variance, train_synthetic
-from llmprobe.probes import units
+from llmprobe.probes.variance import VarianceProbe
 
 BUILTIN = ROOT / "llmprobe" / "capture" / "builtin"
 ALL = [*bad_options(), *bad_files()]
@@ -41,17 +41,17 @@ UNFORESEEN = re.compile(r"Traceback|--debug shows|invalid literal|\[Errno|object
 def stock(tmp_path_factory):
     """Results, texts and a model to give wrongly; tests have a copy of their own."""
     folder = tmp_path_factory.mktemp("stock")
-    loaded, common = load_model("builtin"), {"samples": 4, "layers": [0]}
+    loaded, common = load_model("builtin"), {"n_prompts": 4, "layers": [0]}
     for name, seed in (("run", 0), ("other", 1)):
         probe_variance(loaded, "8,16", seed=seed, output=folder / name, **common)
     probe_attention(loaded, "8,16", output=folder / "attention", **common)
     training = {"steps": 4, "sets": 4, "lengths": "8", "batch": 4}
     train_synthetic(output=folder / "lab", **training)
     shutil.copytree(folder / "lab", folder / "half")
-    for name in ("result.json", "arrays.npz", "synthetic.png", "synthetic.pdf"):
+    for name in ("result.json", "arrays.npz"):
         (folder / "half" / name).unlink()
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(units, "summarize", _stop)
+        patch.setattr(VarianceProbe, "summarize", _stop)
         probe_variance(loaded, "8,16", output=folder / "begun", **common)
     shutil.copytree(folder / "run", folder / "same")
     shutil.copytree(folder / "run", folder / "bare")
@@ -124,7 +124,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(call, lay, name):
 GOES_ON = {
     "probe": ("variance", *PROBE, "--output", "{}/begun"),
     "training": ("train-synthetic", *TRAIN, "--output", "{}/half"),
-    "more prompts": ("variance", *PROBE, "--output", "{}/run", "--samples", "6"),
+    "more prompts": ("variance", *PROBE, "--output", "{}/run", "--n-prompts", "6"),
     "model": ("check", "{}/model"),
 }
 

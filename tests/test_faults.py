@@ -18,7 +18,7 @@ from samples import check_same
 
 from llmprobe import load_result
 
-SWEEP = ("--layers", "all", "--lengths", "16..512", "--samples", "35")
+SWEEP = ("--layers", "all", "--lengths", "16..512", "--n-prompts", "35")
 COMMANDS = {
     "variance": ("variance", "builtin", "--at", "heads", *SWEEP),
     "attention": ("attention", "builtin", *SWEEP),
@@ -144,38 +144,41 @@ import resource, sys
 import psutil, torch
 from llmprobe import load_model, probe_variance
 from llmprobe.errors import LLMProbeError
+from llmprobe.probes.probe import start
+from llmprobe.probes.variance import VarianceProbe, VarianceRequest
 
-lengths, samples, room, output = sys.argv[1:]
+lengths, n_prompts, room, output = sys.argv[1:]
 torch.set_num_threads(1)
 loaded = load_model("builtin")
 # Whatever is allocated once.
-probe_variance(loaded, "16", samples=2).save(f"{output}-first", figures=("png", "pdf"))
+probe_variance(loaded, "16", n_prompts=2).save(f"{output}-first")
 most = psutil.Process().memory_info().vms + int(room) * 2**20
 resource.setrlimit(resource.RLIMIT_AS, (most, most))
-options = {"layers": None, "query": "fixed", "samples": int(samples), "batch_tokens": 2**15}
-options |= {"on_plan": lambda plan: print(plan.memory), "output": output}
+options = {"layers": None, "query": "fixed", "n_prompts": int(n_prompts), "batch_tokens": 2**15}
 try:
-    probe_variance(loaded, lengths, **options)
+    run = start(VarianceProbe, loaded, VarianceRequest(lengths=lengths, **options), output=output)
+    print(run.plan.memory)
+    run.execute()
 except LLMProbeError as error:
     print(error)
 """
 
 
 @pytest.mark.parametrize(
-    ("lengths", "samples", "room", "fits"),
+    ("lengths", "n_prompts", "room", "fits"),
     [("64,2048", 34, 40, True), ("64,4096", 4, 40, True), ("64,16384", 4, 24, False)],
     ids=["batches are halved", "prompts are cut into chunks", "nothing fits"],
 )
 def test_under_a_limit_of_memory_a_sweep_is_cut_smaller_or_ends_with_what_is_done(
-    lengths, samples, room, fits, run_python, tmp_path
+    lengths, n_prompts, room, fits, run_python, tmp_path
 ):
-    done = run_python(LIMITED, lengths, samples, room, tmp_path / "run")
+    done = run_python(LIMITED, lengths, n_prompts, room, tmp_path / "run")
     assert done.returncode == 0, done.stderr
     planned, *said = done.stdout.splitlines()
     assert int(planned) > room * 2**20
     if fits:
         assert said == []
-        free = run_python(LIMITED, lengths, samples, 10_000, tmp_path / "free")
+        free = run_python(LIMITED, lengths, n_prompts, 10_000, tmp_path / "free")
         assert free.returncode == 0, free.stderr
         mine, theirs = load_result(tmp_path / "run"), load_result(tmp_path / "free")
         np.testing.assert_allclose(mine.std_median, theirs.std_median, rtol=1e-4)
@@ -205,7 +208,7 @@ main()
 def test_on_a_full_disk_there_is_one_line_and_nothing_looks_whole(name, size, run_python, tmp_path):
     run = tmp_path / "run"
     small = {
-        "variance": ("variance", "builtin", "--lengths", "8..64", "--samples", "16"),
+        "variance": ("variance", "builtin", "--lengths", "8..64", "--n-prompts", "16"),
         "training": ("train-synthetic", "--steps", "50", "--seeds", "4", "--lengths", "16"),
     }
     done = run_python(FULL, size, *small[name], "--quiet", "--output", run)

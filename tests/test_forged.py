@@ -16,7 +16,7 @@ from llmprobe.errors import ResultFormatError
 
 MAKE = {
     "variance": make_variance_result,
-    "attention": lambda: probe_attention("builtin", "4..16", samples=4),
+    "attention": lambda: probe_attention("builtin", "4..16", n_prompts=4),
     "synthetic": make_synthetic_result,
     "legality": make_legality_result,
     "search": make_search_result,

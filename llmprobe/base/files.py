@@ -14,7 +14,7 @@ import shutil
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.lib import format as npy
@@ -56,6 +56,18 @@ def is_result(folder: Path) -> bool:
     return isinstance(document, dict) and document.get("format") == "llmprobe"
 
 
+def refuse_existing(target: Path) -> NoReturn:
+    """For a result that must not be lost."""
+    raise ResultExistsError(
+        f"{target} is already there; use another folder, or overwrite=True to replace it"
+    )
+
+
+def refuse_foreign(target: Path) -> NoReturn:
+    """For what somebody else put there."""
+    raise ResultExistsError(f"{target} is there and is no result; use another folder")
+
+
 def write_folder(target: Path, write: Callable[[Path], None], *, overwrite: bool = False) -> None:
     """Have `write` fill a folder, then put it at `target` in one step."""
     _sweep(target)
@@ -63,11 +75,9 @@ def write_folder(target: Path, write: Callable[[Path], None], *, overwrite: bool
         raise ResultExistsError(f"{target} is a link; name the folder that it stands for")
     if target.exists():
         if not overwrite:
-            raise ResultExistsError(
-                f"{target} is already there; choose another folder, or overwrite it (--overwrite)"
-            )
+            refuse_existing(target)
         if not is_result(target):
-            raise ResultExistsError(f"{target} is there and is no result; choose another folder")
+            refuse_foreign(target)
     beside, replaced = _beside(target, "partial"), _beside(target, "replaced")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -37,8 +37,8 @@ Text = Annotated[Path | None, typer.Option(help="Text file for unigram and text 
 Dataset = Annotated[
     str | None, typer.Option(help="NAME[:SPLIT] of a data set, or a file, that `datasets` loads.")
 ]
-Samples = Annotated[
-    int, typer.Option(help="Prompts at each length; more than a result has are added to it.")
+NPrompts = Annotated[
+    int, typer.Option(help="Prompts at each length. More than a saved result has are added to it.")
 ]
 Query = Annotated[str, typer.Option(help="free, or fixed: every prompt ends in the same token.")]
 Bos = Annotated[str, typer.Option(help="Begin prompts with BOS: auto (as the tokenizer), yes, no.")]
@@ -67,8 +67,8 @@ Chunk = Annotated[
 Output = Annotated[
     Path | None,
     typer.Option(
-        help="Folder for the result; the same command goes on there where it was stopped. "
-        "runs/COMMAND-MODEL if not given.",
+        help="Folder for the result; the same command resumes there. runs/COMMAND-MODEL if not "
+        "given.",
         **PATH,
     ),
 ]
@@ -79,15 +79,6 @@ Overwrite = Annotated[
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No plan and no progress on stderr.")]
-
-
-def check_target(target: Path, overwrite: bool) -> None:
-    """Find out before the work, not after it, whether its result can be kept."""
-    from llmprobe.runs.folder import check_probe
-
-    check_probe(target, overwrite=overwrite)
-    check_place(target)
-    check_drawing()
 
 
 def check_place(target: Path) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,6 +24,7 @@ from llmprobe.commands.options import (
     Layers,
     Lengths,
     Model,
+    NPrompts,
     Output,
     Overwrite,
     Prompts,
@@ -32,17 +32,16 @@ from llmprobe.commands.options import (
     Quiet,
     Reference,
     Revision,
-    Samples,
     Seed,
     Text,
     TrustRemoteCode,
-    check_target,
+    check_drawing,
+    check_place,
 )
 from llmprobe.commands.showing import show_result
 
 if TYPE_CHECKING:
-    from llmprobe.probes.sweeps import SweepPlan
-    from llmprobe.results.series import SeriesResult
+    from llmprobe.probes.probe import ProbeRun
 
 
 def check(
@@ -102,7 +101,7 @@ def variance(
     prompts: Prompts = "random",
     text: Text = None,
     dataset: Dataset = None,
-    samples: Samples = 64,
+    n_prompts: NPrompts = 64,
     query: Query = "free",
     bos: Bos = "auto",
     component: Component = 0,
@@ -134,7 +133,7 @@ def attention(
     prompts: Prompts = "random",
     text: Text = None,
     dataset: Dataset = None,
-    samples: Samples = 64,
+    n_prompts: NPrompts = 64,
     query: Query = "free",
     bos: Bos = "auto",
     seed: Seed = 0,
@@ -157,64 +156,58 @@ def attention(
 
 
 def _probe(command: str, **options: Any) -> None:
-    """What `variance` and `attention` share: load, plan, run with a bar, save, print."""
+    """What `variance` and `attention` share: start, show the plan, run with a bar, print."""
     from llmprobe.base.processes import process
-    from llmprobe.base.progress import reporting
     from llmprobe.capture.discovery import parse_layers
-    from llmprobe.capture.loading import load_model
-    from llmprobe.probes.request import Request
+    from llmprobe.probes.probe import LoadOptions, start
 
     model, output = options.pop("model"), options.pop("output")
     dry_run, as_json, quiet = (options.pop(name) for name in ("dry_run", "as_json", "quiet"))
     overwrite = options.pop("overwrite")
     options.pop("debug")
+    load: Any = {name: options.pop(name) for name in LoadOptions.__annotations__ & options.keys()}
     target = output or Path("runs") / f"{command}-{_slug(model)}"
     if not dry_run:
-        check_target(target, overwrite)
+        check_place(target)
+        check_drawing()
     process()  # joins the others, or says what is wrong with how they were started
     options["layers"] = parse_layers(options["layers"])
-    Request.of(options).check()
-    where = ("revision", "device", "device_map", "dtype", "allow_pickle", "trust_remote_code")
-    loaded = load_model(model, **{name: options.pop(name) for name in where})
-    done = total = 0
-
-    def advance(n_tokens: int) -> None:
-        nonlocal done
-        done += n_tokens
-        report(command, done, total, "tokens")
-
-    with reporting(not quiet) as report:
-
-        def on_plan(plan: "SweepPlan") -> None:
-            nonlocal total
-            total = plan.n_tokens
-            if dry_run:
-                if process().is_main:
-                    typer.echo(plan.describe())
-                raise typer.Exit
-            if not quiet and process().is_main:
-                finished = f"{target} was finished before; --overwrite probes again"
-                plans = f"{loaded.name}: {plan.describe()}"
-                typer.echo(plans if plan.n_tokens else finished, err=True)
-
-        options |= {"output": None if dry_run else target, "overwrite": overwrite}
-        try:
-            result: SeriesResult = _probes()[command](
-                loaded, **options, on_plan=on_plan, advance=advance
-            )
-        except KeyboardInterrupt:
-            if target.is_dir() and process().is_main:
-                typer.echo(f"{target} keeps what is done; the same command goes on there", err=True)
-            raise
+    kind, request = _kinds()[command]
+    asked = request(**options)
+    run = start(kind, model, asked, output=None if dry_run else target, overwrite=overwrite, **load)
+    if process().is_main:
+        _show_plan(run, target, dry_run=dry_run, quiet=quiet)
+    if dry_run:
+        return
+    try:
+        result = run.execute(progress=not quiet)
+    except KeyboardInterrupt:
+        if target.is_dir() and process().is_main:
+            typer.echo(f"{target} keeps what is done; run the same command to resume", err=True)
+        raise
     if process().is_main:
         show_result(result, target, as_json=as_json)
 
 
-def _probes() -> dict[str, Callable[..., Any]]:
-    from llmprobe.probes.attention import probe_attention
-    from llmprobe.probes.variance import probe_variance
+def _show_plan(run: "ProbeRun", target: Path, *, dry_run: bool, quiet: bool) -> None:
+    if dry_run:
+        typer.echo(run.plan.describe())
+    elif not quiet and run.plan.n_tokens:
+        typer.echo(f"{run.probe.ready.loaded.name}: {run.plan.describe()}", err=True)
+    elif not quiet:
+        typer.echo(f"{target} was finished before; --overwrite probes again", err=True)
 
-    return {"variance": probe_variance, "attention": probe_attention}
+
+def _kinds() -> dict[str, tuple[Any, Any]]:
+    """A kind of probe and its request, by the command's name."""
+    from llmprobe.probes.attention import AttentionProbe
+    from llmprobe.probes.request import Request
+    from llmprobe.probes.variance import VarianceProbe, VarianceRequest
+
+    return {
+        "variance": (VarianceProbe, VarianceRequest),
+        "attention": (AttentionProbe, Request),
+    }
 
 
 def _slug(model: str) -> str:

@@ -5,42 +5,49 @@
 
 If a head's weights and its values were independent, and values at different tokens uncorrelated,
 the variance of its output would be the values' variance times E[Σa²]: dispersion alone decides.
-The prediction stands beside the measured variance, so that one sees for which heads this holds.
+The prediction stands next to the measured variance and shows for which heads this holds.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from llmprobe.base.files import as_path
+from llmprobe.base.moments import Moments
+from llmprobe.base.progress import Progress
 from llmprobe.capture.calls import AttentionCall, listening
-from llmprobe.capture.discovery import LayerChoice
+from llmprobe.capture.discovery import AttentionLayer, LayerChoice
 from llmprobe.capture.loading import LoadedModel
 from llmprobe.capture.outputs import capture_attention
 from llmprobe.capture.rows import Rows, capture_rows
-from llmprobe.probes.request import DEFAULT_LENGTHS, Prepared, prepare
-from llmprobe.probes.sweeps import Consume, SweepPlan
-from llmprobe.probes.tallies import AttentionTally
-from llmprobe.probes.units import run_units
+from llmprobe.errors import CaptureError
+from llmprobe.probes.probe import LoadOptions, Probe, start
+from llmprobe.probes.request import DEFAULT_LENGTHS, Prepared, Request, prepare
+from llmprobe.probes.summaries import NOTHING_FINITE, by_series, few_prompts, left_out, rounded
+from llmprobe.probes.tallies import Evidence, Tally
 from llmprobe.results.attention import AttentionResult
 
 _N_TOP = 16
+_KEPT_SERIES = 32
+"""Series of which the largest weights of single prompts are kept."""
+_OF_ROWS = ("entropy", "effective", "first", "mass")
 
 
 def probe_attention(
-    model: str | nn.Module | LoadedModel = "builtin",
-    lengths: str | Sequence[int] = DEFAULT_LENGTHS,
+    model: str | Path | nn.Module | LoadedModel = "builtin",
+    lengths: str | int | Sequence[int] = DEFAULT_LENGTHS,
     *,
     layers: LayerChoice = 0,
     prompts: str = "random",
     text: str | Path | None = None,
     dataset: str | None = None,
-    samples: int = 64,
+    n_prompts: int = 64,
     query: str = "free",
     bos: str = "auto",
     seed: int = 0,
@@ -48,39 +55,133 @@ def probe_attention(
     tokenizer: Any = None,
     output: str | Path | None = None,
     overwrite: bool = False,
-    on_plan: Callable[[SweepPlan], object] = lambda plan: None,
-    advance: Callable[[int], object] = lambda n_tokens: None,
+    progress: Progress = False,
+    **load: Unpack[LoadOptions],
 ) -> AttentionResult:
-    """Probe the attention row of each prompt's last token, by head; arguments as in
-    `probe_variance`."""
-    arguments = dict(locals())
-    folder = None if output is None else as_path("output", output)
-    ready = prepare(model, arguments, tokenizer)
-    numbers = [layer.layer for layer in ready.layers]
+    """Probe the attention row of each prompt's last token, by head.
 
-    def consume(tally: AttentionTally) -> Consume:
-        def take(
-            indices: list[int], lengths: tuple[int, ...], parts: list[Mapping[int, _Seen]]
-        ) -> None:
-            for number in numbers:
-                seen = parts[0][number]
-                tally.update(number, seen.rows, seen.heads, seen.values, indices)
-
-        return take
-
-    result = run_units(
-        ready,
-        kind="attention",
-        output=folder,
-        overwrite=overwrite,
-        observe=lambda positions: _observe(ready, positions),
-        consume=consume,
-        may_chunk=lambda: False,  # rows and values are wanted of the whole prompt at once
-        on_plan=on_plan,
-        advance=advance,
+    The arguments are those of `probe_variance`.
+    """
+    asked = Request(
+        lengths=lengths,
+        layers=layers,
+        prompts=prompts,
+        text=text,
+        dataset=dataset,
+        n_prompts=n_prompts,
+        query=query,
+        bos=bos,
+        seed=seed,
+        batch_tokens=batch_tokens,
     )
-    assert isinstance(result, AttentionResult)
+    run = start(
+        AttentionProbe,
+        model,
+        asked,
+        tokenizer=tokenizer,
+        output=output,
+        overwrite=overwrite,
+        **load,
+    )
+    result: AttentionResult = run.execute(progress)
     return result
+
+
+class AttentionTally(Tally):
+    """Statistics of rows, of the heads' outputs and of the values they are made of."""
+
+    kind = AttentionResult.kind
+    n_kept = 32
+
+    def __init__(self, layers: Sequence[AttentionLayer]) -> None:
+        super().__init__(layers)
+        names = (*_OF_ROWS, "squares", "heads", "value", "value_square")
+        self.moments = {(n, name): Moments() for n in self.numbers for name in names}
+
+    @staticmethod
+    def shapes(layer: AttentionLayer, *, whole: bool) -> dict[str, tuple[int, ...]]:
+        values = (1, layer.n_kv_heads, layer.head_size)
+        heads = (1, layer.n_heads, layer.head_size)
+        return {"heads": heads, "value": values, "value_square": values}
+
+    def update(
+        self,
+        layer: int,
+        rows: Rows,
+        heads: Tensor,
+        values: tuple[Tensor, Tensor] | None,
+        prompts: Sequence[int],
+    ) -> None:
+        """Take in rows, heads (prompts, lengths, heads, size) and means of values and squares."""
+        for name in _OF_ROWS:
+            self.moments[layer, name].update(getattr(rows, name))
+        self.moments[layer, "squares"].update(1 / rows.effective)
+        self.moments[layer, "heads"].update(heads)
+        for name, x in zip(("value", "value_square"), values or (), strict=False):
+            self.moments[layer, name].update(x)
+        self.keep(layer, rows.top, prompts)
+
+
+class AttentionProbe(Probe):
+    """Attention rows of the last tokens; rows and values are wanted of whole prompts at once."""
+
+    tally = AttentionTally
+
+    def __init__(self, loaded: LoadedModel, asked: Request) -> None:
+        self.ready = prepare(loaded, asked)
+
+    def observe(self, positions: list[int]) -> Any:
+        return _observe(self.ready, positions)
+
+    def take(
+        self, tally: AttentionTally, prompts: list[int], parts: Sequence[Mapping[int, "_Seen"]]
+    ) -> None:
+        for number in self.ready.numbers:
+            seen = parts[0][number]
+            tally.update(number, seen.rows, seen.heads, seen.values, prompts)
+
+    @classmethod
+    def summarize(cls, evidence: Evidence) -> AttentionResult:
+        tallies, lengths = list(evidence.tallies.values()), evidence.lengths
+        columns: dict[str, list[NDArray[Any]]] = {}
+        top: list[NDArray[np.float32]] = []
+        notes = [*few_prompts(evidence), *evidence.warnings]
+        for layer in evidence.layers:
+            number = layer.layer
+            row: dict[str, NDArray[Any]] = {}
+            for name in _OF_ROWS:
+                summaries = [tally.moments[number, name].summary() for tally in tallies]
+                row[name] = np.concatenate([summary.mean for summary in summaries]).T
+                row[f"{name}_std"] = np.concatenate([summary.std for summary in summaries]).T
+            counts = [tally.moments[number, "mass"].summary().count for tally in tallies]
+            row["n_prompts"] = np.concatenate(counts).T
+            notes += left_out(layer, lengths, *_counted(tallies, number))
+            heads = [tally.moments[number, "heads"].summary() for tally in tallies]
+            mean, std, variance = (by_series(heads, n, True) for n in ("mean", "std", "variance"))
+            notes += [f"layer {number}: {reason}" for reason in rounded(evidence, mean, std)]
+            row["measured_variance"] = variance.mean(axis=-1)
+            row["predicted_variance"] = np.concatenate([_predict(t, layer) for t in tallies]).T
+            row["layer"] = np.full(layer.n_heads, number)
+            row["head"] = np.arange(layer.n_heads)
+            del row["mass_std"]
+            for name, values in row.items():
+                columns.setdefault(name, []).append(values)
+            parts = [tally.kept_of(number).movedim(0, 2) for tally in tallies]
+            top += list(torch.cat(parts).movedim(1, 0).numpy())  # (lengths, prompts, rank) a head
+        series = {name: np.concatenate(values) for name, values in columns.items()}
+        if not series["n_prompts"].any():
+            raise CaptureError(NOTHING_FINITE)
+        return AttentionResult(
+            provenance=evidence.provenance,
+            lengths=lengths,
+            layer_type=tuple(x.type for x in evidence.layers for _ in range(x.n_heads)),
+            warnings=tuple(notes),
+            top=np.stack(top[:_KEPT_SERIES]).astype(np.float32),
+            **series,
+        )
+
+
+join = AttentionProbe.join
 
 
 @dataclass(frozen=True)
@@ -96,7 +197,7 @@ class _Seen:
 
 @contextmanager
 def _observe(ready: Prepared, positions: list[int]) -> Iterator[Mapping[int, _Seen]]:
-    numbers = [layer.layer for layer in ready.layers]
+    numbers = ready.numbers
     by_module = {
         id(ready.model.get_submodule(layer.path)): layer.layer
         for layer in ready.layers
@@ -132,3 +233,25 @@ def _value_moments(value: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
     x = value.double().movedim(2, 1)
     counts = (index + 1).view(1, -1, 1, 1)
     return x.cumsum(1)[:, index] / counts, x.square().cumsum(1)[:, index] / counts
+
+
+def _counted(tallies: Sequence[Tally], number: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """What is not finite of a layer's weights, outputs and values, and what is, by length."""
+    totals = []
+    for tally in tallies:
+        seen = [tally.moments[number, n] for n in ("mass", "heads", "value", "value_square")]
+        parts = [moments.summary() for moments in seen if moments.shape is not None]
+        pairs = [np.stack([part.nonfinite, part.count]) for part in parts]
+        totals.append(sum(pair.reshape(*pair.shape[:2], -1).sum(axis=-1) for pair in pairs))
+    nonfinite, finite = np.concatenate(totals, axis=1)
+    return nonfinite, finite
+
+
+def _predict(tally: Tally, layer: AttentionLayer) -> NDArray[np.float64]:
+    """Variance of the values over tokens and prompts, mean over features, times E[Σa²]."""
+    squares = tally.moments[layer.layer, "squares"].summary().mean  # (lengths, heads)
+    mean, square = (tally.moments[layer.layer, name] for name in ("value", "value_square"))
+    if mean.shape is None:  # the module does not show its values
+        return np.full(squares.shape, np.nan)
+    variance = (square.summary().mean - mean.summary().mean ** 2).mean(axis=-1)
+    return np.repeat(variance, layer.n_heads // variance.shape[1], axis=1) * squares

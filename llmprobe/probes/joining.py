@@ -6,48 +6,42 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from llmprobe.probes.evidence import TALLIES, Evidence
-from llmprobe.probes.summaries import summarize
-from llmprobe.probes.tallies import Tally
-from llmprobe.results.base import Also, Provenance, Result
+from llmprobe.probes.prompts import Prompts
+from llmprobe.probes.tallies import Evidence, Tally
+from llmprobe.results.base import Provenance
 from llmprobe.runs.checkpoints import check_same
 
 _OF_A_PART = {
-    *("seed", "samples", "lengths", "prompts_hash", "merged"),
+    *("seed", "n_prompts", "lengths", "prompts_hash", "merged"),
     *("batch_tokens", "chunk", "one_pass"),
 }
 """What may differ between results that are joined: which prompts they saw, and how those were cut
 into forwards."""
 
 
-def join(folders: Sequence[Path]) -> tuple[Result, Also]:
-    """One result of several probes, and what writes its evidence beside it."""
-    evidence = join_evidence(folders)
-    return summarize(evidence), evidence.write
-
-
-def join_evidence(folders: Sequence[Path]) -> Evidence:
+def join_evidence(folders: Sequence[Path], tally: type[Tally]) -> Evidence:
     """One probe's evidence of what several have seen."""
-    every = [Evidence.read(folder) for folder in folders]
+    every = [Evidence.read(folder, tally) for folder in folders]
     for folder, one in zip(folders, every, strict=True):
         check_same(folder, _settings(one), _settings(every[0]))
     every.sort(key=lambda one: (one.parts, one.lengths))
     first, parts = every[0], _table(every)
     if len(parts) > 1 and first.provenance.arguments["query"] == "fixed":
         raise ValueError(
-            "merge: with a fixed query each seed has a query of its own; raise --samples on one "
+            "merge: with a fixed query each seed has a query of its own; raise n_prompts on one "
             "folder instead"
         )
     lengths = sorted({length for one in every for length in one.lengths})
     notes = dict.fromkeys(note for one in every for note in one.warnings)
-    if len(parts) > 1 and first.provenance.prompts == "text":
+    kind = Prompts.kinds.get(first.provenance.prompts)
+    if len(parts) > 1 and kind is not None and kind.shares_text:
         notes["prompts of different seeds may share text: they are windows of the same one"] = None
     return replace(
         first,
         provenance=_provenance(every, parts, lengths),
         parts=parts,
         warnings=tuple(notes),
-        tallies={length: _joined(every, length) for length in lengths},
+        tallies={length: _joined(every, length, tally) for length in lengths},
     )
 
 
@@ -63,7 +57,7 @@ def _table(every: Sequence[Evidence]) -> tuple[Any, ...]:
     by_length: dict[int, list[tuple[int, int]]] = {}
     for one in every:
         for length in one.lengths:
-            by_length.setdefault(length, []).extend((p.seed, p.samples) for p in one.parts)
+            by_length.setdefault(length, []).extend((p.seed, p.n_prompts) for p in one.parts)
     for length, found in by_length.items():
         seeds = [seed for seed, _ in found]
         twice = next((seed for seed in seeds if seeds.count(seed) > 1), None)
@@ -86,12 +80,12 @@ def _table(every: Sequence[Evidence]) -> tuple[Any, ...]:
 
 
 def _told(prompts: Sequence[tuple[int, int]]) -> str:
-    return ", ".join(f"{samples} prompts of seed {seed}" for seed, samples in prompts)
+    return ", ".join(f"{n_prompts} prompts of seed {seed}" for seed, n_prompts in prompts)
 
 
-def _joined(every: Sequence[Evidence], length: int) -> Tally:
+def _joined(every: Sequence[Evidence], length: int, kind: type[Tally]) -> Tally:
     found = [one for one in every if length in one.tallies]
-    tally, seen = TALLIES[found[0].kind](found[0].layers), 0
+    tally, seen = kind(found[0].layers), 0
     for one in found:
         tally.merge(one.tallies[length].state(), first=seen)
         seen += one.n_prompts
@@ -102,10 +96,10 @@ def _provenance(
     every: Sequence[Evidence], parts: tuple[Any, ...], lengths: Sequence[int]
 ) -> Provenance:
     first, hashes = every[0].provenance, [part.prompts_hash for part in parts]
-    samples = sum(part.samples for part in parts)
-    arguments = dict(first.arguments) | {"lengths": list(lengths), "samples": samples}
+    n_prompts = sum(part.n_prompts for part in parts)
+    arguments = dict(first.arguments) | {"lengths": list(lengths), "n_prompts": n_prompts}
     if len(parts) > 1:  # else it is what one run with all lengths would have given
-        arguments["merged"] = [{"seed": part.seed, "samples": part.samples} for part in parts]
+        arguments["merged"] = [{"seed": part.seed, "n_prompts": part.n_prompts} for part in parts]
     return replace(
         first,
         arguments=arguments,

@@ -27,7 +27,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from llmprobe.base.seeds import numpy_generator
+from llmprobe.base.seeds import check_seed, numpy_generator
 
 _GOLDEN = (5**0.5 - 1) / 2
 """Its multiples modulo 1 are spread evenly, however many there are."""
@@ -60,7 +60,7 @@ class Material:
     @cached_property
     def left_out(self) -> _Tokens:
         """Tokens that are never drawn: special ones and BOS, ascending."""
-        special = {*_special_ids(self.tokenizer), self.bos_token_id} - {None}
+        special = {i for i in (*_special_ids(self.tokenizer), self.bos_token_id) if i is not None}
         return np.array(sorted(i for i in special if i < self.vocab_size), np.int64)
 
 
@@ -335,6 +335,7 @@ def make_prompts(
     """
     least = 1 if bos_token_id is None and query == "free" else 2
     check_kind(kind, query, has_text=bool(text))
+    check_seed(seed)
     if n_prompts < 1:
         raise ValueError(f"n_prompts: got {n_prompts}, accepted: 1 or more")
     if len(lengths) == 0 or min(lengths) < least:

@@ -1,89 +1,86 @@
 """From the arguments of a probe to a sweep that is ready to run: model, layers, prompts, plan.
 
 Everything that can be wrong with the arguments is found here, before anything runs, and everything
-that will weaken the numbers is noted in words.
+that will weaken the numbers is noted in words. The fields of a request are what a result records.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from torch import nn
 
 from llmprobe.base.lengths import parse_lengths
 from llmprobe.base.machine import evaluating
 from llmprobe.base.seeds import check_seed
-from llmprobe.capture.discovery import AttentionLayer, LayerChoice, attention_layers, choose_layers
-from llmprobe.capture.loading import LoadedModel, digest_model, load_model
-from llmprobe.capture.outputs import AT
-from llmprobe.probes.evidence import Part
+from llmprobe.capture.discovery import (
+    AttentionLayer,
+    LayerChoice,
+    attention_layers,
+    choose_layers,
+)
+from llmprobe.capture.loading import LoadedModel, digest_model
 from llmprobe.probes.prompts import Prompts, check_kind, make_prompts
 from llmprobe.probes.sweeps import SweepPlan, chunks_agree, plan_sweep, prefixes_agree
+from llmprobe.probes.tallies import Part
 from llmprobe.probes.texts import check_name, read_dataset, read_text
 from llmprobe.results.base import Provenance
 
 BOS = ("auto", "yes", "no")
 DEFAULT_LENGTHS = "16..1024"
-_NOT_RECORDED = ("model", "output", "overwrite", "on_plan", "advance")
-"""Arguments of a probe that do not decide its numbers, or are recorded otherwise."""
 _CPU_BATCH_TOKENS = 16384
 _GPU_BATCH_TOKENS = 65536
-_MOST_SAMPLES, _MOST_TOKENS = 1_000_000, 2**31
-"""More are a slip of the hand."""
+_MOST_PROMPTS, _MOST_TOKENS = 1_000_000, 2**31
+"""More is a mistake."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """The arguments that probes share, as `probe_variance` tells of them."""
+    """The arguments that decide the numbers of a probe, as `probe_variance` explains them."""
 
-    lengths: str | Sequence[int]
-    layers: LayerChoice
-    prompts: str
-    text: str | Path | None
-    dataset: str | None
-    samples: int
-    query: str
-    bos: str
-    seed: int
-    batch_tokens: int | None
-    at: str = "output"
-    chunk: int | None = None
-
-    @classmethod
-    def of(cls, arguments: Mapping[str, Any]) -> Self:
-        """Taken by their names from among others."""
-        shared = {field.name for field in fields(cls)}
-        return cls(**{name: value for name, value in arguments.items() if name in shared})
+    lengths: str | int | Sequence[int] = DEFAULT_LENGTHS
+    layers: LayerChoice = 0
+    prompts: str = "random"
+    text: str | Path | None = None
+    dataset: str | None = None
+    n_prompts: int = 64
+    query: str = "free"
+    bos: str = "auto"
+    seed: int = 0
+    batch_tokens: int | None = None
 
     def check(self) -> tuple[int, ...]:
         """Refuse what can be asked of no model, before one is loaded; gives the lengths."""
         wanted = parse_lengths(self.lengths)
-        if self.at not in AT:
-            raise ValueError(f"at: got {self.at!r}, accepted: {', '.join(AT)}")
         if self.dataset is not None:
             check_name(self.dataset)
         if self.text is not None and self.dataset is not None:
             raise ValueError("text and dataset: got both; give only one of them")
-        source = self.text or self.dataset
-        check_kind(self.prompts, self.query, has_text=bool(source))
-        if self.prompts not in ("unigram", "text") and source is not None:
-            raise ValueError(
-                f"prompts: {self.prompts} prompts use no text; use --prompts text or unigram"
-            )
+        check_kind(self.prompts, self.query, has_text=bool(self.text or self.dataset))
         if self.bos not in BOS:
             raise ValueError(f"bos: got {self.bos!r}, accepted: {', '.join(BOS)}")
         check_seed(self.seed)
-        for name, value, least, most in (
-            ("samples", self.samples, 2, _MOST_SAMPLES),
-            ("batch-tokens", self.batch_tokens, 1, _MOST_TOKENS),
-            ("chunk", self.chunk, 1, _MOST_TOKENS),
-        ):
-            whole = isinstance(value, int) and least <= value <= most
-            if value is not None and not whole:
-                raise ValueError(f"{name}: got {value!r}, accepted: {least} or more, to {most:,}")
+        check_count("n_prompts", self.n_prompts, least=2, most=_MOST_PROMPTS)
+        check_count("batch_tokens", self.batch_tokens)
         return wanted
+
+    def record(self, lengths: tuple[int, ...], layers: Sequence[AttentionLayer]) -> dict[str, Any]:
+        """The arguments as a result keeps them: what was meant, however it was written."""
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        return given | {
+            "lengths": lengths,
+            "layers": [layer.layer for layer in layers],
+            "text": _name(self.text),
+            "dataset": _name(self.dataset),
+        }
+
+
+def check_count(name: str, value: Any, *, least: int = 1, most: int = _MOST_TOKENS) -> None:
+    """Refuse what is no number of things; None is one that was not given."""
+    if value is not None and not (isinstance(value, int) and least <= value <= most):
+        raise ValueError(f"{name}: got {value!r}, accepted: {least} or more, to {most:,}")
 
 
 @dataclass(frozen=True)
@@ -106,8 +103,13 @@ class Prepared:
         return model
 
     @property
+    def numbers(self) -> list[int]:
+        """The chosen layers by number."""
+        return [layer.layer for layer in self.layers]
+
+    @property
     def run(self) -> dict[str, Any]:
-        """What decides the numbers beside the provenance."""
+        """What decides the numbers besides the provenance."""
         plan = {name: getattr(self.plan, name) for name in ("one_pass", "batch_tokens", "chunk")}
         return plan | {"model_hash": digest_model(self.model), "text_hash": self.text_hash}
 
@@ -119,30 +121,24 @@ class Prepared:
         )
 
 
-def prepare(
-    model: str | nn.Module | LoadedModel, arguments: Mapping[str, Any], tokenizer: Any = None
-) -> Prepared:
-    """Check a probe's arguments, load what is needed, and plan."""
-    asked = Request.of(arguments)
-    wanted = asked.check()
-    loaded = _loaded(model, tokenizer)
+def prepare(loaded: LoadedModel, asked: Request, *, chunk: int | None = None) -> Prepared:
+    """Choose layers, make prompts and plan the sweep, for a request that was checked."""
     with evaluating(loaded.model):
-        return _prepare(loaded, asked, wanted, arguments)
+        return _prepare(loaded, asked, chunk)
 
 
-def _prepare(
-    loaded: LoadedModel, asked: Request, wanted: tuple[int, ...], arguments: Mapping[str, Any]
-) -> Prepared:
+def _prepare(loaded: LoadedModel, asked: Request, chunk: int | None) -> Prepared:
+    wanted = parse_lengths(asked.lengths)
     if loaded.learned_positions is not None and max(wanted) > loaded.learned_positions:
         raise ValueError(
             f"lengths: {max(wanted)} is beyond the {loaded.learned_positions} positions that "
-            f"{loaded.name} has learned; use --lengths up to {loaded.learned_positions}"
+            f"{loaded.name} has learned; use lengths up to {loaded.learned_positions}"
         )
     chosen = choose_layers(attention_layers(loaded.model), asked.layers)
     text = _read(asked)
     prompt_set = make_prompts(
         asked.prompts,
-        n_prompts=asked.samples,
+        n_prompts=asked.n_prompts,
         lengths=wanted,
         seed=asked.seed,
         tokenizer=loaded.tokenizer,
@@ -153,24 +149,24 @@ def _prepare(
         query=asked.query,
     )
     first = prompt_set.batch([0], max(wanted))
-    if all(first.equal(prompt_set.batch([i], max(wanted))) for i in range(1, asked.samples)):
+    if all(first.equal(prompt_set.batch([i], max(wanted))) for i in range(1, asked.n_prompts)):
         raise ValueError(
-            f"prompts: all {asked.samples} are the same, so nothing varies; use other ones"
+            f"prompts: all {asked.n_prompts} are the same, so nothing varies; use other ones"
         )
     agree = len(wanted) == 1 or (
         prompt_set.prefix_consistent and prefixes_agree(loaded.model, prompt_set, wanted, chosen)
     )
-    if asked.chunk is not None and not chunks_agree(loaded.model, prompt_set, chosen):
-        raise ValueError(f"chunk: {loaded.name} gives other numbers in chunks; leave --chunk out")
+    if chunk is not None and not chunks_agree(loaded.model, prompt_set, chosen):
+        raise ValueError(f"chunk: {loaded.name} gives other numbers in chunks; leave chunk out")
     default = _CPU_BATCH_TOKENS if loaded.device == "cpu" else _GPU_BATCH_TOKENS
     plan = plan_sweep(
         loaded.model,
         chosen,
         wanted,
-        n_prompts=asked.samples,
+        n_prompts=asked.n_prompts,
         one_pass=agree,
         batch_tokens=default if asked.batch_tokens is None else asked.batch_tokens,
-        chunk=asked.chunk,
+        chunk=chunk,
     )
     return Prepared(
         loaded=loaded,
@@ -188,21 +184,10 @@ def _prepare(
             prompts=asked.prompts,
             prompts_hash=prompt_set.digest(),
             seed=asked.seed,
-            # What was meant, however it was written: a run may go on from Python or the shell.
-            arguments={k: v for k, v in arguments.items() if k not in _NOT_RECORDED}
-            | {"lengths": wanted, "layers": [layer.layer for layer in chosen]}
-            | {"text": _name(asked.text), "dataset": _name(asked.dataset)},
+            arguments=asked.record(wanted, chosen),
         ),
         text_hash=None if text is None else hashlib.sha256(text.encode()).hexdigest(),
     )
-
-
-def _loaded(model: str | nn.Module | LoadedModel, tokenizer: Any) -> LoadedModel:
-    if isinstance(model, str | Path):
-        return load_model(model)
-    if isinstance(model, LoadedModel):
-        return model if tokenizer is None else replace(model, tokenizer=tokenizer)
-    return LoadedModel.of(model, tokenizer=tokenizer)
 
 
 def _read(asked: Request) -> str | None:
@@ -222,7 +207,7 @@ def _bos(bos: str, loaded: LoadedModel) -> int | None:
     if bos == "no" or (bos == "auto" and not loaded.adds_bos):
         return None
     if loaded.bos_token_id is None:
-        raise ValueError(f"bos: {loaded.name} has no BOS token; use --bos no")
+        raise ValueError(f'bos: {loaded.name} has no BOS token; use bos="no"')
     return loaded.bos_token_id
 
 
@@ -240,7 +225,10 @@ def _warnings(
             f"{loaded.name} was trained for"
         )
     if prompts.prefix_consistent and not agree:
-        notes.append("the model's short prompts differ from long ones' beginnings: a pass a length")
+        notes.append(
+            "short prompts of this model differ from the beginnings of long ones: one pass per "
+            "length"
+        )
     windows = [str(layer.layer) for layer in layers if layer.type == "sliding"]
     if windows:
         notes.append(

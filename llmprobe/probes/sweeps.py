@@ -3,7 +3,7 @@
 In a causal model the output at position N − 1 of a long prompt *is* the last output of its first N
 tokens. One pass over the longest prompts therefore serves all lengths, where the prompts are
 prefixes of each other and the model agrees (dynamic position scaling does not: `prefixes_agree`
-runs a short one to see). Else there is one pass a length. Each forward ends behind the deepest
+runs a short one to see). Else there is one pass per length. Each forward ends behind the deepest
 wanted attention module. Where memory runs out, batches are halved, then prompts are cut into
 chunks over a key-value cache.
 """
@@ -29,7 +29,7 @@ from llmprobe.probes.tallies import N_GROUPS
 
 _SMALLEST_CHUNK = 64
 _LEAST_TOKENS = 4096
-"""In a forward, before batches are made smaller so that there are units for several processes."""
+"""In a forward, before batches are made smaller so that there are pieces for several processes."""
 _EFFICIENCY = 0.4
 """Share of the matmul rate that a forward reaches, for the estimate of time."""
 
@@ -40,7 +40,7 @@ Consume = Callable[[list[int], tuple[int, ...], list[Mapping[int, Any]]], None]
 
 
 @dataclass(frozen=True)
-class Unit:
+class Piece:
     """Prompts of one pass: what a process does at a time, and what is kept once it is done."""
 
     name: str
@@ -90,23 +90,23 @@ class SweepPlan:
         """The lengths that each pass serves; the last one is how long its prompts are."""
         return [self.lengths] if self.one_pass else [(length,) for length in self.lengths]
 
-    def units(self) -> list[Unit]:
-        """All of the work, the same whoever does it: up to as many units a pass as groups."""
+    def pieces(self) -> list[Piece]:
+        """All of the work, the same whoever does it: up to as many pieces in a pass as groups."""
         # By groups, so that a batch touches few of them.
         order = sorted(range(self.first, self.n_prompts), key=lambda i: (i % N_GROUPS, i))
-        units = []
+        pieces = []
         for lengths in self.passes():
             size = _batch_size(self.batch_tokens, lengths[-1], len(order))
             batches = [tuple(order[at : at + size]) for at in range(0, len(order), size)]
-            n_units = min(N_GROUPS, len(batches))
-            for n in range(n_units):
-                first, end = (len(batches) * k // n_units for k in (n, n + 1))
+            n_pieces = min(N_GROUPS, len(batches))
+            for n in range(n_pieces):
+                first, end = (len(batches) * k // n_pieces for k in (n, n + 1))
                 name = f"{lengths[0]}-{lengths[-1]}.{n}"
-                units.append(Unit(name, lengths, tuple(batches[first:end])))
-        return units
+                pieces.append(Piece(name, lengths, tuple(batches[first:end])))
+        return pieces
 
     def describe(self) -> str:
-        how = "one pass for all lengths" if self.one_pass else "one pass a length"
+        how = "one pass for all lengths" if self.one_pass else "one pass per length"
         more = f"{self.n_prompts - self.first} more prompts to the {self.first} that are there"
         return (
             f"{more if self.first else f'{self.n_prompts} prompts'}, {len(self.lengths)} lengths, "
@@ -241,7 +241,7 @@ def _agree(model: nn.Module, a: Tensor, b: Tensor, *, strictly: bool = False) ->
 
 @dataclass(frozen=True)
 class Sweep:
-    """What running a unit takes."""
+    """What running a piece takes."""
 
     model: nn.Module
     prompts: Prompts
@@ -251,12 +251,15 @@ class Sweep:
     """Asked once memory runs out: whether prompts may be cut into chunks."""
 
     def run(
-        self, unit: Unit, consume: Consume, advance: Callable[[int], object] = lambda n_tokens: None
+        self,
+        piece: Piece,
+        consume: Consume,
+        advance: Callable[[int], object] = lambda n_tokens: None,
     ) -> None:
-        """Run the batches of a unit; `advance` is told of every token that is done."""
-        for batch in unit.batches:
-            self._run(list(batch), unit.lengths, self.plan.chunk, consume)
-            advance(len(batch) * unit.lengths[-1])
+        """Run the batches of a piece; `advance` is told of every token that is done."""
+        for batch in piece.batches:
+            self._run(list(batch), piece.lengths, self.plan.chunk, consume)
+            advance(len(batch) * piece.lengths[-1])
 
     def _run(
         self, indices: list[int], lengths: tuple[int, ...], chunk: int | None, consume: Consume
@@ -284,8 +287,8 @@ class Sweep:
             raise OutOfMemoryError(
                 f"a prompt of {length} tokens does not fit the memory, not even {at_once} tokens "
                 f"at a time: it needs about {whole:,.0f} MiB beside the weights as a whole, and "
-                f"{free:,.0f} MiB are free on {device}; use shorter --lengths, fewer --layers, or "
-                "--dtype bfloat16"
+                f"{free:,.0f} MiB are free on {device}; use shorter lengths, fewer layers, or "
+                'dtype="bfloat16"'
             )
         elif len(indices) > 1:
             half = len(indices) // 2

@@ -1,43 +1,67 @@
-"""What a probe keeps of the prompts it has seen, as plain arrays that can be stored and joined.
+"""What a probe keeps of the prompts it has seen, and the file that keeps it next to a result.
 
     tally = VarianceTally(layers)
     tally.update(layer, outputs, prompts)
     whole.merge(tally.state())
 
-The statistics of a unit of work are the same whoever computes them; units are joined in their
-order, so a result does not depend on how many processes there were or how often they were stopped.
+A tally holds statistics that merge exactly. The statistics of a piece of work are the same whoever
+computes them, and pieces are joined in their order, so a result does not depend on how many
+processes there were or how often they were stopped.
+
+The evidence of a probe is its tallies by length and the facts that a summary needs. It is kept next
+to the result, so prompts can be added, and results of other seeds or lengths can be joined, exactly
+as if one run had seen everything. No model is needed for that.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from llmprobe.base.moments import Groups, Moments, State
+from llmprobe.base.nesting import flatten, under
 from llmprobe.capture.discovery import AttentionLayer
+from llmprobe.errors import CheckpointError
+from llmprobe.results.base import Provenance
+from llmprobe.runs.checkpoints import check_same, read_checkpoint, write_checkpoint
+from llmprobe.runs.folder import EVIDENCE
 
 N_GROUPS = 16
 """Of prompts, for the jackknife. Prompt i is in group i mod 16, however many prompts there are."""
-N_FEATURES = 5
-KEPT_PROMPTS = 256
-"""Of the values for Figure 2: enough for a picture, small enough to keep."""
-N_EXAMPLES = 32
-OF_ROWS = ("entropy", "effective", "first", "mass")
+_COUNTS = ("/count", "/nonfinite")
+"""Arrays of the features' shape that stand next to each mean."""
+_RENAMED = {"samples": "n_prompts"}
+"""Arguments that older evidence has under another name."""
 
 
 class Tally:
     """Statistics by layer and name, and values of single prompts."""
 
-    def __init__(self, layers: Sequence[AttentionLayer], *, n_kept: int) -> None:
+    kind: ClassVar[str]
+    """Of the result that is made of it."""
+    n_kept: ClassVar[int]
+    """Prompts of which single values are kept."""
+
+    def __init__(self, layers: Sequence[AttentionLayer]) -> None:
         self.numbers = [layer.layer for layer in layers]
         self.moments: dict[tuple[int, str], Moments] = {}
         self.groups: dict[tuple[int, str], Groups[Moments]] = {}
         self.kept: dict[int, dict[int, Tensor]] = {number: {} for number in self.numbers}
-        self.n_kept = n_kept
         self.n_asked = self.n_right = 0
         """Prompts that have a right answer, and how many of them the model gave it for."""
+
+    @staticmethod
+    def shapes(layer: AttentionLayer, *, whole: bool) -> dict[str, tuple[int, ...]]:
+        """The features' shape of each statistic that is not one number for each series.
+
+        `whole`: outputs are of the layer and not of its heads.
+        """
+        return {}
 
     def keep(self, layer: int, values: Tensor, prompts: Sequence[int]) -> None:
         """Values (prompts, ...) of those among the first prompts."""
@@ -51,74 +75,31 @@ class Tally:
         return torch.stack([by_prompt[prompt] for prompt in sorted(by_prompt)]).cpu()
 
     def state(self) -> State:
-        """Everything as plain arrays; names end in the layer, so that it is read from the right."""
-        state: State = {"asked": np.array([self.n_asked, self.n_right])}
+        """Everything as plain arrays: `asked`, `NAME/LAYER/...`, `kept/LAYER/...`."""
+        state: dict[str, Any] = {"asked": np.array([self.n_asked, self.n_right])}
         for (layer, name), part in (self.moments | self.groups).items():
-            state |= {f"{name}/{layer}/{key}": value for key, value in part.state().items()}
+            state[f"{name}/{layer}"] = part.state()
         for layer, by_prompt in self.kept.items():
             if by_prompt:
-                state[f"kept/{layer}/prompts"] = np.array(sorted(by_prompt))
-                state[f"kept/{layer}/values"] = self.kept_of(layer).numpy()
-        return state
+                values = self.kept_of(layer).numpy()
+                state[f"kept/{layer}"] = {"prompts": np.array(sorted(by_prompt)), "values": values}
+        return flatten(state, "/")
 
     def merge(self, state: Mapping[str, Any], *, first: int = 0) -> None:
         """Take in what `state()` of another one gave; its prompt 0 is this one's `first`."""
         asked, right = (int(n) for n in state["asked"])
         self.n_asked, self.n_right = self.n_asked + asked, self.n_right + right
         for (layer, name), moments in self.moments.items():
-            moments.merge(Moments.from_state(_under(f"{name}/{layer}/", state)))
+            moments.merge(Moments.from_state(under(f"{name}/{layer}", state, "/")))
         for (layer, name), groups in self.groups.items():
-            groups.merge(Groups.from_state(Moments, _under(f"{name}/{layer}/", state)))
+            groups.merge(Groups.from_state(Moments, under(f"{name}/{layer}", state, "/")))
         for layer in self.numbers:
-            given = _under(f"kept/{layer}/", state)
+            given = under(f"kept/{layer}", state, "/")
             for prompt, value in zip(
                 given.get("prompts", ()), given.get("values", ()), strict=True
             ):
                 if first + int(prompt) < self.n_kept:
                     self.kept[layer][first + int(prompt)] = torch.from_numpy(np.array(value))
-
-
-class VarianceTally(Tally):
-    """Outputs by feature in groups of prompts, and over the features of each output."""
-
-    def __init__(self, layers: Sequence[AttentionLayer]) -> None:
-        super().__init__(layers, n_kept=KEPT_PROMPTS)
-        self.groups = {(n, "outputs"): Groups(Moments) for n in self.numbers}
-        self.moments = {(n, "vectors"): Moments() for n in self.numbers}
-
-    def update(self, layer: int, x: Tensor, prompts: Sequence[int]) -> None:
-        """Take in outputs (prompts, lengths, *heads, features)."""
-        self.groups[layer, "outputs"].update(x, [prompt % N_GROUPS for prompt in prompts])
-        x64 = (x.cpu() if x.device.type == "mps" else x).double()
-        variance, mean = torch.var_mean(x64, dim=-1, correction=0)
-        self.moments[layer, "vectors"].update(torch.stack([mean, variance], dim=-1))
-        self.keep(layer, x[..., :N_FEATURES], prompts)
-
-
-class AttentionTally(Tally):
-    """Statistics of rows, of the heads' outputs and of the values they are made of."""
-
-    def __init__(self, layers: Sequence[AttentionLayer]) -> None:
-        super().__init__(layers, n_kept=N_EXAMPLES)
-        names = (*OF_ROWS, "squares", "heads", "value", "value_square")
-        self.moments = {(n, name): Moments() for n in self.numbers for name in names}
-
-    def update(
-        self,
-        layer: int,
-        rows: Any,
-        heads: Tensor,
-        values: tuple[Tensor, Tensor] | None,
-        prompts: Sequence[int],
-    ) -> None:
-        """Take in `Rows`, heads (prompts, lengths, heads, size) and means of values and squares."""
-        for name in OF_ROWS:
-            self.moments[layer, name].update(getattr(rows, name))
-        self.moments[layer, "squares"].update(1 / rows.effective)
-        self.moments[layer, "heads"].update(heads)
-        for name, x in zip(("value", "value_square"), values or (), strict=False):
-            self.moments[layer, name].update(x)
-        self.keep(layer, rows.top, prompts)
 
 
 def at_length(state: State, index: int) -> State:
@@ -133,5 +114,133 @@ def at_length(state: State, index: int) -> State:
     return found
 
 
-def _under(prefix: str, state: Mapping[str, Any]) -> dict[str, Any]:
-    return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+class Part(NamedTuple):
+    """Prompts that were drawn with one seed."""
+
+    seed: int
+    n_prompts: int
+    prompts_hash: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What a probe has seen, and the facts that its summary needs."""
+
+    kind: str
+    provenance: Provenance
+    run: Mapping[str, Any]
+    """What else decides the numbers: model, text, and how prompts were cut into forwards."""
+    parts: tuple[Part, ...]
+    layers: tuple[AttentionLayer, ...]
+    context_length: int | None
+    """What the model was trained for."""
+    warnings: tuple[str, ...]
+    """Known before anything was seen."""
+    tallies: Mapping[int, Any]
+    """A `Tally` by length, in their order."""
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return tuple(self.tallies)
+
+    @property
+    def n_prompts(self) -> int:
+        return sum(part.n_prompts for part in self.parts)
+
+    @property
+    def configuration(self) -> dict[str, Any]:
+        return configuration_of(self.kind, self.provenance, self.run)
+
+    def write(self, folder: Path) -> None:
+        arrays = flatten({length: tally.state() for length, tally in self.tallies.items()}, "/")
+        tensors = {name: torch.from_numpy(_shortened(name, x)) for name, x in arrays.items()}
+        facts = {
+            "kind": self.kind,
+            "provenance": asdict(self.provenance),
+            "run": dict(self.run),
+            "parts": self.parts,
+            "layers": [asdict(layer) for layer in self.layers],
+            "context_length": self.context_length,
+            "warnings": self.warnings,
+            "lengths": self.lengths,
+        }
+        write_checkpoint(folder / EVIDENCE, tensors, facts)
+
+    @classmethod
+    def read(cls, folder: Path, tally: type[Tally]) -> "Evidence":
+        """What `write` wrote; `CheckpointError` where it is not there or not whole."""
+        path = folder / EVIDENCE
+        if not path.is_file():
+            raise CheckpointError(
+                f"{folder} has no {EVIDENCE}; make the result again with an output folder"
+            )
+        tensors, facts = read_checkpoint(path)
+        check_same(folder, {"kind": facts.get("kind")}, {"kind": tally.kind})
+        arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+        try:
+            provenance = _read_provenance(facts["provenance"])
+            whole = provenance.arguments.get("at") == "output"
+            layers = tuple(AttentionLayer(**layer) for layer in facts["layers"])
+            tallies = {int(length): tally(layers) for length in facts["lengths"]}
+            for length, one in tallies.items():
+                one.merge(_filled(under(length, arrays, "/")))
+                _check_sizes(layers, one, whole=whole)
+            return cls(
+                kind=facts["kind"],
+                provenance=provenance,
+                run=dict(facts["run"]),
+                parts=tuple(Part(*part) for part in facts["parts"]),
+                layers=layers,
+                context_length=facts["context_length"],
+                warnings=tuple(facts["warnings"]),
+                tallies=tallies,
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CheckpointError(
+                f"{path} is not evidence that llmprobe wrote ({error!r}); make the result again"
+            ) from None
+
+
+def _read_provenance(facts: Mapping[str, Any]) -> Provenance:
+    arguments = {_RENAMED.get(name, name): value for name, value in facts["arguments"].items()}
+    return Provenance(**{**facts, "arguments": arguments})
+
+
+def _check_sizes(layers: Sequence[AttentionLayer], tally: Tally, *, whole: bool) -> None:
+    """Refuse sizes that the arrays do not have: a summary makes as many series as a layer says."""
+    by_number = {layer.layer: layer for layer in layers}
+    if len(by_number) < len(layers):
+        raise ValueError("a layer is there twice")
+    for (number, name), part in (tally.moments | tally.groups).items():
+        layer = by_number[number]
+        known = tally.shapes(layer, whole=whole)
+        wanted = known.get(name, (1,) if whole else (1, layer.n_heads))
+        shapes = {x.shape for x in (part.parts.values() if isinstance(part, Groups) else [part])}
+        not_shown = name.startswith("value") and shapes == {None}
+        if not not_shown and (shapes != {wanted} or any(type(n) is not int for n in wanted)):
+            raise ValueError(f"{name} of layer {number} are {shapes}, not {wanted}")
+
+
+def _shortened(name: str, value: NDArray[Any]) -> NDArray[Any]:
+    """Counts are nearly always the same for all features: then one of them says it."""
+    if name.endswith(_COUNTS) and value.size and (value == value.flat[0]).all():
+        return value[(slice(1),) * value.ndim]
+    return value
+
+
+def _filled(state: State) -> State:
+    """Every count again for each feature that has a mean."""
+
+    def fill(name: str, value: NDArray[Any]) -> NDArray[Any]:
+        where, _, what = name.rpartition("/")
+        counts = f"/{what}" in _COUNTS
+        return np.broadcast_to(value, state[f"{where}/mean"].shape) if counts else value
+
+    return {name: fill(name, value) for name, value in state.items()}
+
+
+def configuration_of(kind: str, provenance: Provenance, run: Mapping[str, Any]) -> dict[str, Any]:
+    """All that decides the numbers; runs that agree in it may share a folder."""
+    told = asdict(provenance)
+    del told["created"]
+    return {"kind": kind} | told | dict(run)

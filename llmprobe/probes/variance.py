@@ -3,42 +3,54 @@
     result = probe_variance("builtin", "16..4096", at="heads")
     result.to_frame(), result.decay_frame(), result.plot()
 
-What is computed from the captured outputs is in `tallies` and `summaries`.
+Over prompts: mean and variance of each feature, summarized over features by the median and the
+quartiles (Figure 1 of the paper). Over features: mean and variance of one output vector, as
+LayerNorm sees them, averaged over prompts (Figure 3).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from llmprobe.base.files import as_path
-from llmprobe.capture.discovery import LayerChoice, attention_layers
+from llmprobe.base.intervals import fit_decay, typical_std
+from llmprobe.base.moments import Groups, Moments
+from llmprobe.base.progress import Progress
+from llmprobe.capture.discovery import AttentionLayer, LayerChoice, attention_layers
 from llmprobe.capture.loading import LoadedModel
-from llmprobe.capture.outputs import capture_attention
-from llmprobe.errors import OutOfMemoryError
-from llmprobe.probes.prompts import DictionaryPrompts
-from llmprobe.probes.request import DEFAULT_LENGTHS, Prepared, prepare
-from llmprobe.probes.sweeps import Consume, Sweep, SweepPlan, Unit, chunks_agree
-from llmprobe.probes.tallies import Tally, VarianceTally
-from llmprobe.probes.units import run_units
+from llmprobe.capture.outputs import AT, capture_attention
+from llmprobe.errors import CaptureError, OutOfMemoryError
+from llmprobe.probes.probe import LoadOptions, Probe, start
+from llmprobe.probes.request import DEFAULT_LENGTHS, Request, check_count, prepare
+from llmprobe.probes.summaries import NOTHING_FINITE, by_series, few_prompts, left_out, rounded
+from llmprobe.probes.sweeps import Piece, Sweep, chunks_agree
+from llmprobe.probes.tallies import N_GROUPS, Evidence, Tally
 from llmprobe.results.variance import VarianceResult
+
+_N_FEATURES = 5
+"""Of which single values are kept, for Figure 2."""
+_KEPT_SERIES = 8
+"""Series of which the values of single prompts are kept."""
 
 
 def probe_variance(
-    model: str | nn.Module | LoadedModel = "builtin",
-    lengths: str | Sequence[int] = DEFAULT_LENGTHS,
+    model: str | Path | nn.Module | LoadedModel = "builtin",
+    lengths: str | int | Sequence[int] = DEFAULT_LENGTHS,
     *,
     layers: LayerChoice = 0,
     at: str = "output",
     prompts: str = "random",
     text: str | Path | None = None,
     dataset: str | None = None,
-    samples: int = 64,
+    n_prompts: int = 64,
     query: str = "free",
     bos: str = "auto",
     component: int = 0,
@@ -49,89 +61,215 @@ def probe_variance(
     tokenizer: Any = None,
     output: str | Path | None = None,
     overwrite: bool = False,
-    on_plan: Callable[[SweepPlan], object] = lambda plan: None,
-    advance: Callable[[int], object] = lambda n_tokens: None,
+    progress: Progress = False,
+    **load: Unpack[LoadOptions],
 ) -> VarianceResult:
     """Probe attention outputs at each prompt's last token, for prompts of many lengths.
 
     `model`: a hub id, folder, `.gguf` file or `builtin`; a loaded model; or any module that honors
-    the attention contract. `layers`, `at`: as in `capture_attention`. `prompts`: random, unigram,
-    text or dictionary; unigram and text want a `text` file or a `dataset`. `query="fixed"` ends
-    every prompt in the same token (Proposition 1). `component` is the feature of Figure 1,
-    `reference` the length that drifts are measured from, the shortest if None. With an `output`
-    folder finished parts are kept there and the result is saved; the same call goes on where it was
-    stopped, and one with more `samples` adds the missing prompts to a result. `on_plan` is given
-    the plan before the sweep runs, `advance` the number of tokens as they are done.
+    the attention contract. A name is loaded with `device`, `dtype`, `revision`,
+    `attn_implementation` and the other options of `load_model`.
+    `layers`, `at`: as in `capture_attention`. `prompts`: random, unigram, text or dictionary;
+    unigram and text want a `text` file or a `dataset`. `query="fixed"` ends every prompt in the
+    same token (Proposition 1). `component` is the feature of Figure 1, `reference` the length that
+    drifts are measured from, the shortest if None.
+    With an `output` folder finished pieces are kept there and the result is saved. The same call
+    resumes a run that was stopped; one with more `n_prompts` adds the missing prompts to a result.
+    `progress`: True for a bar, or a function (what, done, total, note).
     """
-    arguments = dict(locals())
-    folder = None if output is None else as_path("output", output)
-    ready = prepare(model, arguments, tokenizer)
-    if reference is not None and reference not in ready.lengths:
-        raise ValueError(f"reference: got {reference}, accepted: one of {ready.lengths}")
-    size = min(x.head_size if at == "heads" else x.hidden_size for x in ready.layers)
-    if not 0 <= component < size:
-        raise ValueError(f"component: got {component}, accepted: 0 to {size - 1}")
-    numbers = [layer.layer for layer in ready.layers]
-
-    def observe(positions: list[int]) -> Any:
-        return capture_attention(ready.model, numbers, positions, at=at, stop=True)
-
-    @cache
-    def whole_in_chunks() -> bool:  # beside the chosen layers, what follows them
-        return chunks_agree(ready.model, ready.prompts, attention_layers(ready.model))
-
-    def consume(tally: VarianceTally) -> Consume:
-        def take(
-            indices: list[int], lengths: tuple[int, ...], parts: list[Mapping[int, Tensor]]
-        ) -> None:
-            for number in numbers:
-                x = torch.cat([part[number] for part in parts], dim=1)
-                tally.update(number, x, indices)
-
-        return take
-
-    result = run_units(
-        ready,
-        kind="variance",
-        output=folder,
-        overwrite=overwrite,
-        observe=observe,
-        consume=consume,
-        may_chunk=lambda: chunks_agree(ready.model, ready.prompts, ready.layers),
-        examine=lambda tally, unit: _examine(ready, tally, unit, whole_in_chunks),
-        on_plan=on_plan,
-        advance=advance,
+    asked = VarianceRequest(
+        lengths=lengths,
+        layers=layers,
+        at=at,
+        prompts=prompts,
+        text=text,
+        dataset=dataset,
+        n_prompts=n_prompts,
+        query=query,
+        bos=bos,
+        component=component,
+        reference=reference,
+        seed=seed,
+        batch_tokens=batch_tokens,
+        chunk=chunk,
     )
-    assert isinstance(result, VarianceResult)
+    run = start(
+        VarianceProbe,
+        model,
+        asked,
+        tokenizer=tokenizer,
+        output=output,
+        overwrite=overwrite,
+        **load,
+    )
+    result: VarianceResult = run.execute(progress)
     return result
 
 
-def _examine(ready: Prepared, tally: Tally, unit: Unit, may_chunk: Callable[[], bool]) -> None:
-    """For dictionary prompts: how often the model's next token begins the right value.
+@dataclass(frozen=True, kw_only=True)
+class VarianceRequest(Request):
+    """The arguments of `probe_variance` that decide its numbers."""
 
-    A sweep of its own, as that takes the whole model, and with it more memory.
-    """
-    prompts, length = ready.prompts, unit.lengths[-1]
-    if not isinstance(prompts, DictionaryPrompts):
-        return
+    at: str = "output"
+    component: int = 0
+    reference: int | None = None
+    chunk: int | None = None
+
+    def check(self) -> tuple[int, ...]:
+        wanted = super().check()
+        if self.at not in AT:
+            raise ValueError(f"at: got {self.at!r}, accepted: {', '.join(AT)}")
+        check_count("chunk", self.chunk)
+        if self.reference is not None and self.reference not in wanted:
+            raise ValueError(f"reference: got {self.reference}, accepted: one of {wanted}")
+        return wanted
+
+
+class VarianceTally(Tally):
+    """Outputs by feature in groups of prompts, and over the features of each output."""
+
+    kind = VarianceResult.kind
+    n_kept = 256  # enough for the picture of Figure 2, small enough to keep
+
+    def __init__(self, layers: Sequence[AttentionLayer]) -> None:
+        super().__init__(layers)
+        self.groups = {(n, "outputs"): Groups(Moments) for n in self.numbers}
+        self.moments = {(n, "vectors"): Moments() for n in self.numbers}
+
+    @staticmethod
+    def shapes(layer: AttentionLayer, *, whole: bool) -> dict[str, tuple[int, ...]]:
+        series = (1,) if whole else (1, layer.n_heads)
+        size = layer.hidden_size if whole else layer.head_size
+        return {"outputs": (*series, size), "vectors": (*series, 2)}
+
+    def update(self, layer: int, x: Tensor, prompts: Sequence[int]) -> None:
+        """Take in outputs (prompts, lengths, *heads, features)."""
+        self.groups[layer, "outputs"].update(x, [prompt % N_GROUPS for prompt in prompts])
+        x64 = (x.cpu() if x.device.type == "mps" else x).double()
+        variance, mean = torch.var_mean(x64, dim=-1, correction=0)
+        self.moments[layer, "vectors"].update(torch.stack([mean, variance], dim=-1))
+        self.keep(layer, x[..., :_N_FEATURES], prompts)
+
+
+class VarianceProbe(Probe):
+    """Attention outputs of the last tokens."""
+
+    tally = VarianceTally
+
+    def __init__(self, loaded: LoadedModel, asked: VarianceRequest) -> None:
+        self.ready = ready = prepare(loaded, asked, chunk=asked.chunk)
+        self.at = asked.at
+        size = min(x.head_size if asked.at == "heads" else x.hidden_size for x in ready.layers)
+        if not 0 <= asked.component < size:
+            raise ValueError(f"component: got {asked.component}, accepted: 0 to {size - 1}")
+        # Asked once: it runs a few tokens. Besides the chosen layers, answers need all others.
+        self._all_in_chunks = cache(
+            lambda: chunks_agree(ready.model, ready.prompts, attention_layers(ready.model))
+        )
+
+    def observe(self, positions: list[int]) -> Any:
+        ready = self.ready
+        return capture_attention(ready.model, ready.numbers, positions, at=self.at, stop=True)
 
     def take(
-        indices: list[int], lengths: tuple[int, ...], parts: list[Mapping[int, Tensor]]
+        self, tally: VarianceTally, prompts: list[int], parts: Sequence[Mapping[int, Tensor]]
     ) -> None:
-        right = parts[-1][-1] == prompts.answers(indices, length)
-        tally.n_asked += len(indices)
-        tally.n_right += int(right.sum())
+        for number in self.ready.numbers:
+            tally.update(number, torch.cat([part[number] for part in parts], dim=1), prompts)
 
-    plan = ready.plan
-    if plan.chunk is not None and not may_chunk():
-        plan = replace(plan, chunk=None)
-    sweep = Sweep(ready.model, prompts, plan, lambda _: _next_tokens(ready.model), may_chunk)
-    try:
-        sweep.run(replace(unit, lengths=(length,)), take)
-    except OutOfMemoryError as error:
-        raise OutOfMemoryError(
-            f"{error}; answers to dictionary prompts take all layers, other --prompts do not"
-        ) from error
+    def may_chunk(self) -> bool:
+        return chunks_agree(self.ready.model, self.ready.prompts, self.ready.layers)
+
+    def examine(self, tally: VarianceTally, piece: Piece) -> None:
+        """Where prompts have a right answer: how often the model's next token is that.
+
+        A sweep of its own, as that takes the whole model, and with it more memory.
+        """
+        ready, length = self.ready, piece.lengths[-1]
+        if ready.prompts.answers([0], length) is None:
+            return
+
+        def take(
+            indices: list[int], lengths: tuple[int, ...], parts: list[Mapping[int, Tensor]]
+        ) -> None:
+            right = parts[-1][-1] == ready.prompts.answers(indices, length)
+            tally.n_asked += len(indices)
+            tally.n_right += int(right.sum())
+
+        plan = ready.plan
+        if plan.chunk is not None and not self._all_in_chunks():
+            plan = replace(plan, chunk=None)
+        sweep = Sweep(
+            ready.model,
+            ready.prompts,
+            plan,
+            lambda _: _next_tokens(ready.model),
+            self._all_in_chunks,
+        )
+        try:
+            sweep.run(replace(piece, lengths=(length,)), take)
+        except OutOfMemoryError as error:
+            raise OutOfMemoryError(
+                f"{error}; the answers to {ready.prompts.kind} prompts take all layers, other "
+                "prompts do not"
+            ) from error
+
+    @classmethod
+    def summarize(cls, evidence: Evidence) -> VarianceResult:
+        arguments, lengths = evidence.provenance.arguments, evidence.lengths
+        heads, component = arguments["at"] == "heads", int(arguments["component"])
+        reference = lengths[0] if arguments["reference"] is None else int(arguments["reference"])
+        tallies = list(evidence.tallies.values())
+        columns: dict[str, list[NDArray[Any]]] = {}
+        notes = [*few_prompts(evidence), *evidence.warnings, *_far_reference(evidence, reference)]
+        for layer in evidence.layers:
+            outputs = [tally.groups[layer.layer, "outputs"] for tally in tallies]
+            total = [groups.total().summary() for groups in outputs]
+            mean, std, count = (by_series(total, name, heads) for name in ("mean", "std", "count"))
+            vector = [tally.moments[layer.layer, "vectors"].summary() for tally in tallies]
+            across = by_series(vector, "mean", heads)  # (series, lengths, mean and variance)
+            without = [
+                typical_std(
+                    by_series([groups.without(g).summary() for groups in outputs], "std", heads)
+                )
+                for g in sorted(outputs[0].parts)
+            ]
+            sizes = list(outputs[0].sizes().values())
+            row = _columns(mean, std, across, component, lengths.index(reference))
+            decay, reasons = _decay(lengths, typical_std(std), np.array(without), sizes)
+            row |= decay
+            reasons += rounded(evidence, mean, std)
+            notes += [f"layer {layer.layer}: {reason}" for reason in reasons]
+            row["n_prompts"] = count.max(axis=-1)
+            nonfinite = by_series(total, "nonfinite", heads)
+            notes += left_out(layer, lengths, nonfinite.sum(axis=(0, 2)), count.sum(axis=(0, 2)))
+            row["nonfinite"] = nonfinite.sum(axis=(1, 2))
+            row["layer"] = np.full(len(std), layer.layer)
+            row["head"] = np.arange(len(std)) if heads else np.array([-1])
+            for name, values in row.items():
+                columns.setdefault(name, []).append(values)
+        series = {name: np.concatenate(values) for name, values in columns.items()}
+        if not series["n_prompts"].any():
+            raise CaptureError(NOTHING_FINITE)
+        features = _feature_values(evidence, heads)
+        return VarianceResult(
+            provenance=evidence.provenance,
+            at=arguments["at"],
+            component=component,
+            lengths=lengths,
+            reference=reference,
+            layer_type=tuple(
+                x.type for x in evidence.layers for _ in range(x.n_heads if heads else 1)
+            ),
+            warnings=tuple(notes),
+            accuracy=tuple(t.n_right / t.n_asked for t in tallies if t.n_asked),
+            features=np.arange(features.shape[2]),
+            feature_values=features,
+            **series,
+        )
+
+
+join = VarianceProbe.join
 
 
 @contextmanager
@@ -154,3 +292,63 @@ def _next_tokens(model: nn.Module) -> Iterator[Mapping[int, Tensor]]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _far_reference(evidence: Evidence, reference: int) -> list[str]:
+    trained = evidence.context_length
+    if trained is None or reference <= trained:
+        return []
+    return [
+        f"the reference length {reference} is beyond the context of {trained} that the model was "
+        "trained for: drifts are measured from there"
+    ]
+
+
+def _columns(
+    mean: NDArray[Any], std: NDArray[Any], across: NDArray[Any], component: int, at_reference: int
+) -> dict[str, NDArray[Any]]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # where nothing is finite, NaN is right
+        q25, q50, q75 = np.nanquantile(std, [0.25, 0.5, 0.75], axis=-1)
+    global_mean, global_variance = across[..., 0], across[..., 1]
+    reference = slice(at_reference, at_reference + 1)
+    gap, unit = mean - mean[:, reference], std[:, reference]
+    known = np.isfinite(gap) & np.isfinite(unit)  # where none is, zero over zero is NaN
+    distance, scale = (np.sqrt(np.where(known, x**2, 0).sum(axis=-1)) for x in (gap, unit))
+    with np.errstate(divide="ignore", invalid="ignore"):  # a constant reference has no unit
+        return {
+            "component_std": std[..., component],
+            "std_q25": q25,
+            "std_median": q50,
+            "std_q75": q75,
+            "global_mean": global_mean,
+            "global_variance": global_variance,
+            "mean_drift": (global_mean - global_mean[:, reference]) / global_variance[:, reference],
+            "vector_drift": distance / scale,
+        }
+
+
+def _decay(
+    lengths: tuple[int, ...], std: NDArray[Any], without: NDArray[Any], sizes: list[int]
+) -> tuple[dict[str, NDArray[Any]], list[str]]:
+    """The fitted columns, and why something in them is missing."""
+    if len(lengths) < 2:
+        nothing = np.full(len(std), np.nan)
+        return dict.fromkeys(VarianceResult.by_series, nothing), ["one length: no slope"]
+    decay = fit_decay(lengths, std, without=without, sizes=sizes)
+    reasons = sorted({str(reason) for reason in decay.reason if reason})
+    return {name: getattr(decay, name) for name in VarianceResult.by_series}, reasons
+
+
+def _feature_values(evidence: Evidence, heads: bool) -> NDArray[np.float32]:
+    """(kept series, lengths, features, prompts)"""
+    kept: list[NDArray[np.float32]] = []
+    for layer in evidence.layers:
+        parts = [
+            tally.kept_of(layer.layer).movedim(0, -1).numpy() for tally in evidence.tallies.values()
+        ]
+        joined = np.concatenate(parts)  # (lengths, *heads, features, prompts)
+        kept += list(np.moveaxis(joined, 1, 0)) if heads else [joined]
+        if len(kept) >= _KEPT_SERIES:
+            break
+    return np.stack(kept[:_KEPT_SERIES]).astype(np.float32)

@@ -20,6 +20,8 @@ class AttentionResult(SeriesResult, kind="attention"):
         "prediction": "measured variance against what dispersion predicts",
     }
 
+    joins: ClassVar[str] = "llmprobe.probes.attention"
+
     entropy: Array
     """Of the attention row in nats, mean over prompts; (series, lengths), like the next."""
     entropy_std: Array

@@ -23,8 +23,6 @@ Integers = NDArray[np.int64]
 class SeriesResult(Result, kind=""):
     """What results by layer, head and length share."""
 
-    joins: ClassVar[str] = "llmprobe.probes.joining"
-
     lengths: tuple[int, ...]
     layer_type: tuple[str, ...]
     """full, sliding or linear; one for each series."""

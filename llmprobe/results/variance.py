@@ -28,6 +28,8 @@ class VarianceResult(SeriesResult, kind="variance"):
         "features": "distributions of five features by length",
     }
 
+    joins: ClassVar[str] = "llmprobe.probes.variance"
+
     at: str
     """`output`: after the output projection; `heads`: each head before it."""
     component: int

@@ -28,8 +28,8 @@ def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[s
         beside.replace(path)
     except (OSError, SafetensorError) as error:  # a full disk, a folder that is gone
         raise CheckpointError(
-            f"{path} cannot be written ({error}); what was kept before stays: make room, then give "
-            "the same command again"
+            f"{path} cannot be written ({error}); what was kept before stays: make room, then run "
+            "the same again"
         ) from None
     finally:
         beside.unlink(missing_ok=True)
@@ -79,7 +79,7 @@ def check_same(where: Path, there: Mapping[str, Any], wanted: Mapping[str, Any])
         other = [name for name in other if name not in _FOLLOWING] or other
         words = ", ".join(f"{n} {have.get(n)!r} (asked: {want.get(n)!r})" for n in other)
         raise CheckpointError(
-            f"{where} holds another run: {words}; use another --output or --overwrite"
+            f"{where} holds another run: {words}; use another output folder, or overwrite=True"
         )
 
 

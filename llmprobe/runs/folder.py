@@ -19,10 +19,17 @@ from pathlib import Path
 from typing import Any
 
 from llmprobe.runs.checkpoints import check_same
-from llmprobe.errors import CheckpointError
+from llmprobe.errors import CheckpointError, ResultExistsError
 from llmprobe.results.base import Also, Result
 from llmprobe.base.processes import process
-from llmprobe.base.files import as_path, is_result, sweep_partial, sync
+from llmprobe.base.files import (
+    as_path,
+    is_result,
+    refuse_existing,
+    refuse_foreign,
+    sweep_partial,
+    sync,
+)
 
 _FILE = "configuration.json"
 _CHECKPOINTS = "checkpoints"
@@ -49,7 +56,7 @@ class Workspace:
                 sweep_partial(place)
         except OSError as error:
             raise CheckpointError(
-                f"{folder} cannot be written ({error.strerror}); use another --output"
+                f"{folder} cannot be written ({error.strerror}); use another output folder"
             ) from None
 
     @property
@@ -71,11 +78,11 @@ class Workspace:
     ) -> None:
         """Put the result of all pieces beside them."""
         try:
-            result.save_into(self.folder, figures=("png", "pdf"), also=also, before=before)
+            result.save_into(self.folder, also=also, before=before)
         except OSError as error:
             raise CheckpointError(
                 f"{self.folder}: the result cannot be written ({error.strerror}); what is done "
-                "stays there: make room, then give the same command again"
+                "stays there: make room, then run the same again"
             ) from None
 
     def finish(self, result: Result, *, also: Also) -> None:
@@ -110,19 +117,18 @@ def open_training(
     elif there is not None:
         check_same(folder, there, wanted)
     elif folder.exists() and not _is_begun(folder):
-        raise CheckpointError(f"{folder} is there and holds no training; use another --output")
+        raise ResultExistsError(f"{folder} is there and holds no training; use another folder")
     return Workspace(folder, wanted)
 
 
 def open_probe(
     folder: Path, configuration: Mapping[str, Any], *, after: int = 0, overwrite: bool = False
 ) -> Workspace:
-    """The folder of a probe; `overwrite` takes the place of a result or of another run.
+    """The folder of a probe, that `check_probe` let pass.
 
-    Of the prompts before `after` the evidence is there.
+    `overwrite` takes the place of a result or of another run. Of the prompts before `after` the
+    evidence is there.
     """
-    folder = as_path("output", folder)
-    check_probe(folder, overwrite=overwrite)
     tidy_probe(folder)
     there = probe_under_way(folder)
     if there is not None and after and there.get("after"):
@@ -142,15 +148,16 @@ def tidy_probe(folder: Path) -> None:
         _remove(folder, _CHECKPOINTS)
 
 
-def check_probe(folder: Path, *, overwrite: bool) -> None:
-    """Find out before the work, not after it, whether its result can be kept."""
-    folder = as_path("output", folder)
-    finished = is_finished(folder)
-    if finished and not overwrite and not (folder / EVIDENCE).is_file():
-        raise CheckpointError(f"{folder} is already there; use --overwrite or another --output")
-    under_way = finished or probe_under_way(folder) is not None
-    if folder.exists() and not under_way and not _is_begun(folder):
-        raise CheckpointError(f"{folder} is there and is no result; use another --output")
+def check_probe(folder: str | os.PathLike[str], *, overwrite: bool) -> Path:
+    """Find out before the work, not after it, whether its result can be kept; gives the path."""
+    path = as_path("output", folder)
+    finished = is_finished(path)
+    if finished and not overwrite and not (path / EVIDENCE).is_file():
+        refuse_existing(path)
+    under_way = finished or probe_under_way(path) is not None
+    if path.exists() and not under_way and not _is_begun(path):
+        refuse_foreign(path)
+    return path
 
 
 def read_training(folder: Path) -> dict[str, Any]:
@@ -164,16 +171,16 @@ def read_training(folder: Path) -> dict[str, Any]:
 def _configuration(folder: Path, kind: str) -> dict[str, Any] | None:
     """What the run in a folder was asked for; None where there is none."""
     if folder.exists() and not folder.is_dir():
-        raise CheckpointError(f"{folder} is a file; name a folder for --output")
+        raise CheckpointError(f"{folder} is a file; name a folder")
     path = folder / _FILE
     if not path.is_file():
         return None
     try:
         there = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read ({error}); use another --output") from None
+        raise CheckpointError(f"{path} cannot be read ({error}); use another output folder") from None
     if not isinstance(there, dict) or there.get("format") != f"llmprobe {kind}":
-        raise CheckpointError(f"{path} is no {kind} of llmprobe; use another --output")
+        raise CheckpointError(f"{path} is no {kind} of llmprobe; use another output folder")
     return there
 
 

@@ -46,7 +46,7 @@ def test_variance_prints_a_table_and_writes_the_result(call, tmp_path):
 
 def test_json_is_one_document_on_stdout(call, tmp_path):
     for command in ("variance", "attention"):
-        options = ("--lengths", "8,16", "--samples", 4, "--quiet", "--json")
+        options = ("--lengths", "8,16", "--n-prompts", 4, "--quiet", "--json")
         code, out, err = call(command, *options, "--output", tmp_path / command)
         assert (code, err) == (0, "")
         document = json.loads(out)

@@ -3,7 +3,7 @@
 
 def test_plot_and_compare_work_from_saved_results(call, tmp_path):
     for seed in (0, 1):
-        options = ("--lengths", "8,16", "--samples", 4, "--seed", seed, "--quiet")
+        options = ("--lengths", "8,16", "--n-prompts", 4, "--seed", seed, "--quiet")
         assert call("variance", *options, "--output", tmp_path / f"{seed}")[0] == 0
     for kind in ("decay", "heads", "drift", "features"):
         assert call("plot", tmp_path / "0", "--kind", kind, "--format", "svg")[0] == 0

@@ -14,7 +14,7 @@ from llmprobe.probes.prompts import make_prompts
 @pytest.mark.parametrize("family", ["llama", "gpt_oss", "bloom"])
 def test_rows_by_length_equal_whole_matrices(family):
     model, lengths = tiny(family), (4, 9, 12)
-    result = probe_attention(model, lengths, layers=None, samples=6)
+    result = probe_attention(model, lengths, layers=None, n_prompts=6)
     prompts = make_prompts("random", n_prompts=6, lengths=lengths, vocab_size=97)
     inputs = batch(family, (12,) * 6) | {"input_ids": prompts.batch(range(6), 12)}
     weights = reference(family, inputs).weights
@@ -38,7 +38,7 @@ def test_rows_by_length_equal_whole_matrices(family):
 
 
 def test_dispersion_alone_predicts_the_variance_of_heads_that_disperse():
-    result = probe_attention(no_positions(), "32..512", query="fixed", samples=256)
+    result = probe_attention(no_positions(), "32..512", query="fixed", n_prompts=256)
     ratio = result.measured_variance / result.predicted_variance
     assert (np.abs(ratio - 1) < 0.15).all(), ratio
     # Nearly uniform attention: as many effective tokens as there are.
@@ -46,15 +46,15 @@ def test_dispersion_alone_predicts_the_variance_of_heads_that_disperse():
 
 
 def test_a_single_length_is_drawn_too(tmp_path):
-    result = probe_attention(tiny("llama"), 8, samples=6)
+    result = probe_attention(tiny("llama"), 8, n_prompts=6)
     for kind in result.plots:
         result.save_figure(tmp_path / f"{kind}.png", kind)
     with pytest.raises(ValueError, match="does not show its values"):
-        probe_attention(tiny("bloom"), (4, 8), samples=6).plot("prediction")
+        probe_attention(tiny("bloom"), (4, 8), n_prompts=6).plot("prediction")
 
 
 def test_the_table_and_the_figures_of_an_attention_result(tmp_path):
-    result = probe_attention(tiny("llama"), (4, 8), samples=6)
+    result = probe_attention(tiny("llama"), (4, 8), n_prompts=6)
     assert list(result.to_frame().columns)[:5] == [
         "layer",
         "head",
@@ -68,10 +68,10 @@ def test_the_table_and_the_figures_of_an_attention_result(tmp_path):
 
 
 def test_batches_are_halved_where_whole_matrices_of_all_prompts_do_not_fit(monkeypatch):
-    whole = probe_attention(tiny("bloom"), (4, 16), samples=16)
+    whole = probe_attention(tiny("bloom"), (4, 16), n_prompts=16)
     room = 3 * (3 * 4 * 4 * 16**2)  # for three prompts of four heads
     monkeypatch.setattr("llmprobe.capture.rows.free_memory", lambda device: room)
-    halved = probe_attention(tiny("bloom"), (4, 16), samples=16)
+    halved = probe_attention(tiny("bloom"), (4, 16), n_prompts=16)
     for name in ("n_prompts", "entropy", "measured_variance"):
         np.testing.assert_allclose(getattr(halved, name), getattr(whole, name), rtol=1e-4)
 
@@ -80,7 +80,7 @@ def test_a_matrix_that_does_not_fit_is_said_with_what_it_needs(monkeypatch, tmp_
     monkeypatch.setattr("llmprobe.capture.rows.free_memory", lambda device: 2**13)
     said = r"0.01 MiB for a prompt of 16 tokens, 0.01 MiB are free; use shorter prompts; .* keeps"
     with pytest.raises(OutOfMemoryError, match=said):
-        probe_attention(tiny("bloom"), (4, 16), samples=4, output=tmp_path / "run")
+        probe_attention(tiny("bloom"), (4, 16), n_prompts=4, output=tmp_path / "run")
 
 
 def test_positions_go_to_the_device_once_a_forward(monkeypatch):
@@ -92,7 +92,7 @@ def test_positions_go_to_the_device_once_a_forward(monkeypatch):
         return compute(value, index)
 
     monkeypatch.setattr(dispersion, "_value_moments", see)
-    probe_attention(tiny("llama"), (4, 8), samples=4, layers=None)
+    probe_attention(tiny("llama"), (4, 8), n_prompts=4, layers=None)
     assert len(given) == 2
     assert torch.is_tensor(given[0])
     assert given[0] is given[1]

@@ -11,8 +11,9 @@ from safetensors.torch import load_file, save_file
 
 from llmprobe import probe_attention, probe_variance
 from llmprobe.errors import CheckpointError
-from llmprobe.probes.evidence import Evidence
-from llmprobe.probes.summaries import summarize
+from llmprobe.probes.attention import AttentionProbe
+from llmprobe.probes.tallies import Evidence
+from llmprobe.probes.variance import VarianceProbe
 from llmprobe.results.opening import load_result
 from llmprobe.runs.folder import EVIDENCE
 
@@ -23,17 +24,32 @@ PROBES = {
 }
 
 
+KINDS = {"variance": VarianceProbe, "attention": AttentionProbe}
+
+
+def read(folder):
+    """The evidence in a folder, by the kind of the result that it was written with."""
+    with safe_open(folder / EVIDENCE, framework="pt") as file:
+        names = file.keys()
+    kind = "attention" if any("/entropy/" in name for name in names) else "variance"
+    return Evidence.read(folder, KINDS[kind].tally)
+
+
+def summarize(evidence):
+    return KINDS[evidence.kind].summarize(evidence)
+
+
 @pytest.fixture(scope="module", params=PROBES)
 def folder(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("evidence") / "run"
-    PROBES[request.param]("builtin", "4..16", layers=[0, 2], samples=20, output=folder)
+    folder = tmp_path_factory.mktemp(request.param) / "run"
+    PROBES[request.param]("builtin", "4..16", layers=[0, 2], n_prompts=20, output=folder)
     return folder
 
 
 def test_what_was_written_is_read_to_the_bit(folder, tmp_path):
-    first = Evidence.read(folder)
+    first = read(folder)
     first.write(tmp_path)
-    again = Evidence.read(tmp_path)
+    again = read(tmp_path)
     assert again.configuration == first.configuration
     assert (again.lengths, again.n_prompts) == ((4, 8, 16), 20)
     for length, tally in first.tallies.items():
@@ -47,18 +63,18 @@ def test_counts_are_kept_by_feature_only_where_they_differ(folder, tmp_path):
         tensors = load_file(where / EVIDENCE)
         return sum(x.numel() > 1 for name, x in tensors.items() if name.endswith("/count"))
 
-    evidence = Evidence.read(folder)
+    evidence = read(folder)
     assert n_counts(folder) == 0
     tally = evidence.tallies[8]
     next(iter(tally.moments.values())).count[..., 1:] += 5
     evidence.write(tmp_path)
     assert n_counts(tmp_path) == 1
-    again = Evidence.read(tmp_path).tallies[8].state()
+    again = read(tmp_path).tallies[8].state()
     assert all((again[name] == value).all() for name, value in tally.state().items())
 
 
 def test_the_result_follows_from_the_evidence_alone(folder):
-    from_evidence, saved = summarize(Evidence.read(folder)), load_result(folder)
+    from_evidence, saved = summarize(read(folder)), load_result(folder)
     assert str(from_evidence.to_document()) == str(saved.to_document())
 
 
@@ -77,7 +93,6 @@ def forge_facts(path, **changes):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"kind": "poetry"},
         {"layers": None},
         {"layers": [{"layer": 0}]},
         {"lengths": [5]},
@@ -88,16 +103,16 @@ def forge_facts(path, **changes):
     ],
 )
 def test_forged_facts_are_refused(folder, tmp_path, changes):
-    Evidence.read(folder).write(tmp_path)
+    read(folder).write(tmp_path)
     forge_facts(tmp_path / EVIDENCE, **changes)
-    with pytest.raises(CheckpointError, match="is no evidence of llmprobe"):
-        Evidence.read(tmp_path)
+    with pytest.raises(CheckpointError, match="is not evidence that llmprobe wrote"):
+        read(tmp_path)
 
 
 @pytest.mark.parametrize("forge", [lambda n: 30_000_000, lambda n: 0, lambda n: None, float, str])
 @pytest.mark.parametrize("name", ["n_heads", "n_kv_heads", "head_size", "hidden_size"])
 def test_sizes_of_layers_are_those_of_the_arrays(folder, tmp_path, name, forge):
-    evidence = Evidence.read(folder)
+    evidence = read(folder)
     evidence.write(tmp_path)
     heads = evidence.provenance.arguments.get("at", "heads") == "heads"
     used = {"n_heads", "head_size"} if heads else {"hidden_size"}
@@ -105,23 +120,30 @@ def test_sizes_of_layers_are_those_of_the_arrays(folder, tmp_path, name, forge):
     first, second = (asdict(layer) for layer in evidence.layers)
     forge_facts(tmp_path / EVIDENCE, layers=[first, second | {name: forge(second[name])}])
     if name in used:
-        with pytest.raises(CheckpointError, match="is no evidence of llmprobe"):
-            Evidence.read(tmp_path)
+        with pytest.raises(CheckpointError, match="is not evidence that llmprobe wrote"):
+            read(tmp_path)
     else:  # nothing is made of it
-        assert str(summarize(Evidence.read(tmp_path))) == str(summarize(evidence))
+        assert str(summarize(read(tmp_path))) == str(summarize(evidence))
+
+
+def test_evidence_of_another_kind_is_refused(folder, tmp_path):
+    read(folder).write(tmp_path)
+    forge_facts(tmp_path / EVIDENCE, kind="poetry")
+    with pytest.raises(CheckpointError, match="holds another run: kind 'poetry'"):
+        read(tmp_path)
 
 
 def test_a_layer_is_there_once(folder, tmp_path):
-    evidence = Evidence.read(folder)
+    evidence = read(folder)
     evidence.write(tmp_path)
     forge_facts(tmp_path / EVIDENCE, layers=[asdict(evidence.layers[0])] * 2)
-    with pytest.raises(CheckpointError, match="is no evidence of llmprobe"):
-        Evidence.read(tmp_path)
+    with pytest.raises(CheckpointError, match="is not evidence that llmprobe wrote"):
+        read(tmp_path)
 
 
 @pytest.mark.parametrize("forge", [lambda x: x[..., :3], lambda x: x[0], torch.Tensor.float])
 def test_forged_arrays_are_refused(folder, tmp_path, forge):
-    Evidence.read(folder).write(tmp_path)
+    read(folder).write(tmp_path)
     path = tmp_path / EVIDENCE
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata()
@@ -129,15 +151,15 @@ def test_forged_arrays_are_refused(folder, tmp_path, forge):
     name = next(name for name in tensors if name.endswith("/mean"))
     tensors[name] = forge(tensors[name]).contiguous()
     save_file(tensors, path, metadata=metadata)
-    with pytest.raises(CheckpointError, match="is no evidence of llmprobe"):
-        Evidence.read(tmp_path)
+    with pytest.raises(CheckpointError, match="is not evidence that llmprobe wrote"):
+        read(tmp_path)
 
 
 def test_cut_short_or_not_there_is_said(folder, tmp_path):
     with pytest.raises(CheckpointError, match=f"has no {EVIDENCE}"):
-        Evidence.read(tmp_path)
-    Evidence.read(folder).write(tmp_path)
+        Evidence.read(tmp_path, VarianceProbe.tally)
+    read(folder).write(tmp_path)
     path = tmp_path / EVIDENCE
     path.write_bytes(path.read_bytes()[:-5])
     with pytest.raises(CheckpointError, match="no readable checkpoint"):
-        Evidence.read(tmp_path)
+        Evidence.read(tmp_path, VarianceProbe.tally)

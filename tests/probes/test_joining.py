@@ -8,10 +8,11 @@ from families import tiny
 
 from llmprobe import load_result, merge_results, probe_attention, probe_variance
 from llmprobe.errors import CheckpointError, ResultExistsError
-from llmprobe.probes.evidence import Evidence
+from llmprobe.probes.tallies import Evidence
+from llmprobe.probes.variance import VarianceTally
 
 MODEL = copy.deepcopy(tiny("llama")).double()
-COMMON = {"lengths": "4..32", "layers": None, "samples": 20, "batch_tokens": 100}
+COMMON = {"lengths": "4..32", "layers": None, "n_prompts": 20, "batch_tokens": 100}
 PROBES = {
     "variance": lambda **more: probe_variance(MODEL, at="heads", **COMMON | more),
     "attention": lambda **more: probe_attention(MODEL, **COMMON | more),
@@ -29,12 +30,17 @@ def check_numbers(a, b, *, rtol=1e-12):
 
 @every_probe
 @pytest.mark.parametrize("steps", [(7, 20), (16, 17, 20), (19, 20)])
-def test_raised_samples_add_the_missing_prompts(probe, steps, tmp_path):
+def test_more_prompts_add_the_missing_prompts(probe, steps, tmp_path):
     whole = probe()
-    for samples in steps:
+    for n_prompts in steps:
         advanced = []
-        result = probe(samples=samples, output=tmp_path / "run", advance=advanced.append)
-    assert sum(advanced) == 32 * (steps[-1] - steps[-2])
+        result = probe(
+            n_prompts=n_prompts,
+            output=tmp_path / "run",
+            progress=lambda *step, advanced=advanced: advanced.append(step),
+        )
+    done, total = advanced[-1][1:3]
+    assert done == total == 32 * (steps[-1] - steps[-2])
     check_numbers(result, whole)
     check_numbers(load_result(tmp_path / "run"), whole)
     assert result.warnings == whole.warnings
@@ -49,7 +55,9 @@ def test_the_same_call_again_does_nothing_and_gives_the_same(tmp_path):
     first = PROBES["variance"](output=tmp_path / "run")
     stamp = (tmp_path / "run" / "result.json").stat().st_mtime_ns
     advanced = []
-    again = PROBES["variance"](output=tmp_path / "run", advance=advanced.append)
+    again = PROBES["variance"](
+        output=tmp_path / "run", progress=lambda *step: advanced.append(step)
+    )
     assert advanced == []
     assert (tmp_path / "run" / "result.json").stat().st_mtime_ns == stamp
     check_numbers(first, again, rtol=0)
@@ -60,26 +68,26 @@ def test_what_prompts_cannot_be_added_to_is_refused_and_stays(tmp_path):
     PROBES["variance"](output=run)
     before = (run / "result.json").read_bytes()
     with pytest.raises(CheckpointError, match="has 20 prompts, more than the 8"):
-        PROBES["variance"](output=run, samples=8)
+        PROBES["variance"](output=run, n_prompts=8)
     for other, said in (
         ({"seed": 1}, "seed 0"),
         ({"lengths": "4..16"}, r"lengths \[4, 8, 16, 32\]"),
-        ({"lengths": "4..16", "samples": 8}, r"lengths \[4, 8, 16, 32\]"),
+        ({"lengths": "4..16", "n_prompts": 8}, r"lengths \[4, 8, 16, 32\]"),
     ):
         with pytest.raises(CheckpointError, match=said) as caught:
-            PROBES["variance"](output=run, **{"samples": 30} | other)
+            PROBES["variance"](output=run, **{"n_prompts": 30} | other)
         assert "hash" not in str(caught.value)
     with pytest.raises(CheckpointError, match="kind 'variance'"):
-        PROBES["attention"](output=run, samples=30)
+        PROBES["attention"](output=run, n_prompts=30)
     weight = MODEL.model.layers[0].self_attn.v_proj.weight
     weight.data += 1e-3
     with pytest.raises(CheckpointError, match="model_hash"):
-        PROBES["variance"](output=run, samples=30)
+        PROBES["variance"](output=run, n_prompts=30)
     weight.data -= 1e-3
     assert (run / "result.json").read_bytes() == before
     (run / "evidence.safetensors").unlink()
     with pytest.raises(CheckpointError, match="already there; use --overwrite"):
-        PROBES["variance"](output=run, samples=30)
+        PROBES["variance"](output=run, n_prompts=30)
 
 
 @every_probe
@@ -87,7 +95,7 @@ def test_results_of_other_seeds_are_joined(probe, tmp_path):
     parts = [probe(seed=seed, output=tmp_path / str(seed)) for seed in (0, 1, 2)]
     joined = merge_results([tmp_path / "2", tmp_path / "0", tmp_path / "1"], tmp_path / "all")
     assert (joined.n_prompts == 60).all()
-    assert joined.provenance.arguments["samples"] == 60
+    assert joined.provenance.arguments["n_prompts"] == 60
     assert [part["seed"] for part in joined.provenance.arguments["merged"]] == [0, 1, 2]
     # A mean of means, as all have the same number of prompts.
     name = "global_mean" if joined.kind == "variance" else "entropy"
@@ -99,7 +107,7 @@ def test_results_of_other_seeds_are_joined(probe, tmp_path):
 def test_the_variance_of_joined_seeds_is_that_of_all_their_prompts(tmp_path):
     values = []
     for seed in (0, 1):
-        result = probe_variance(MODEL, 8, samples=20, seed=seed, output=tmp_path / str(seed))
+        result = probe_variance(MODEL, 8, n_prompts=20, seed=seed, output=tmp_path / str(seed))
         values.append(result.feature_values[0, 0])  # (features, prompts)
     joined = merge_results([tmp_path / "0", tmp_path / "1"], tmp_path / "all")
     together = np.concatenate(values, axis=1)
@@ -129,11 +137,14 @@ def test_a_joined_result_is_joined_further(tmp_path):
     twice = merge_results([tmp_path / "01", tmp_path / "2"], tmp_path / "012")
     once = merge_results([tmp_path / n for n in "012"], tmp_path / "all")
     check_numbers(twice, once)
-    assert Evidence.read(tmp_path / "012").parts == Evidence.read(tmp_path / "all").parts
+    assert (
+        Evidence.read(tmp_path / "012", VarianceTally).parts
+        == Evidence.read(tmp_path / "all", VarianceTally).parts
+    )
 
 
 def test_shares_of_right_answers_are_joined_too(tmp_path):
-    options = {"prompts": "dictionary", "samples": 4}
+    options = {"prompts": "dictionary", "n_prompts": 4}
     for seed in (0, 1):
         probe_variance("builtin", "32,64", seed=seed, output=tmp_path / str(seed), **options)
     shares = [load_result(tmp_path / n).accuracy for n in "01"]
@@ -146,7 +157,7 @@ def test_what_does_not_fit_together_is_refused(tmp_path):
         "a": {},
         "copy": {},
         "seed": {"seed": 1},
-        "few": {"seed": 2, "samples": 17},
+        "few": {"seed": 2, "n_prompts": 17},
         "short": {"lengths": "4,8", "seed": 3},
         "bos": {"seed": 4, "component": 1},
         "fixed": {"query": "fixed"},
@@ -173,8 +184,8 @@ def test_what_does_not_fit_together_is_refused(tmp_path):
 
 
 def test_a_run_goes_on_however_its_lengths_and_layers_are_written(tmp_path):
-    first = probe_variance(MODEL, "4..16", layers=None, samples=8, output=tmp_path / "run")
-    again = probe_variance(MODEL, [4, 8, 16], layers=[0, 1], samples=12, output=tmp_path / "run")
+    first = probe_variance(MODEL, "4..16", layers=None, n_prompts=8, output=tmp_path / "run")
+    again = probe_variance(MODEL, [4, 8, 16], layers=[0, 1], n_prompts=12, output=tmp_path / "run")
     assert (first.n_prompts.min(), again.n_prompts.min()) == (8, 12)
 
 
@@ -183,7 +194,7 @@ def test_prompts_of_other_texts_of_the_same_name_are_not_joined(tmp_path):
         text = tmp_path / f"text-{seed}" / "book.txt"
         text.parent.mkdir()
         text.write_text(words * 99)
-        options = {"prompts": "unigram", "text": text, "samples": 4, "seed": seed}
+        options = {"prompts": "unigram", "text": text, "n_prompts": 4, "seed": seed}
         probe_variance("builtin", "8", output=tmp_path / str(seed), **options)
     with pytest.raises(CheckpointError, match="text_hash"):
         merge_results([tmp_path / "0", tmp_path / "1"], tmp_path / "both")

@@ -4,24 +4,13 @@ import pytest
 from families import tiny
 
 from llmprobe import load_model
-from llmprobe.probes.request import prepare
-
-DEFAULTS = {
-    "layers": 0,
-    "prompts": "random",
-    "text": None,
-    "dataset": None,
-    "samples": 32,
-    "query": "free",
-    "bos": "auto",
-    "seed": 0,
-    "batch_tokens": None,
-    "chunk": None,
-}
+from llmprobe.probes.probe import start
+from llmprobe.probes.variance import VarianceProbe, VarianceRequest
 
 
 def ready(model="builtin", lengths="16..64", tokenizer=None, **options):
-    return prepare(model, DEFAULTS | {"lengths": lengths} | options, tokenizer)
+    given = {"n_prompts": 32, "lengths": lengths} | options
+    return start(VarianceProbe, model, VarianceRequest(**given), tokenizer=tokenizer).probe.ready
 
 
 def test_a_name_a_loaded_model_and_a_module_come_to_the_same():
@@ -36,7 +25,7 @@ def test_a_name_a_loaded_model_and_a_module_come_to_the_same():
 def test_bos_follows_the_tokenizer_unless_told():
     assert (ready().prompts.batch([0, 1], 16)[:, 0] == 0).all()
     assert (ready(bos="no").prompts.batch([0, 1], 16)[:, 0] != 0).all()
-    with pytest.raises(ValueError, match="no BOS token; use --bos no"):
+    with pytest.raises(ValueError, match='no BOS token; use bos="no"'):
         model = tiny("bloom")
         model.config.bos_token_id, kept = None, model.config.bos_token_id
         try:
@@ -55,15 +44,15 @@ def test_lengths_beyond_a_learned_table_are_refused_and_beyond_the_context_noted
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ({"samples": 2.5}, "samples: got 2.5, accepted: 2 or more, to 1,000,000"),
-        ({"samples": 10**7}, "samples: got 10000000, accepted: 2 or more, to 1,000,000"),
-        ({"batch_tokens": 10**30}, "batch-tokens: got 1000"),
+        ({"n_prompts": 2.5}, "n_prompts: got 2.5, accepted: 2 or more, to 1,000,000"),
+        ({"n_prompts": 10**7}, "n_prompts: got 10000000, accepted: 2 or more, to 1,000,000"),
+        ({"batch_tokens": 10**30}, "batch_tokens: got 1000"),
         ({"chunk": 0}, "chunk: got 0, accepted: 1 or more"),
         ({"seed": 10**30}, "seed: got 1000"),
         ({"at": "middle"}, "at: got 'middle', accepted: output, heads"),
         ({"bos": "maybe"}, "bos: got 'maybe', accepted: auto, yes, no"),
         ({"dataset": ""}, "dataset: got ''"),
-        ({"prompts": "text"}, "text needs --text FILE"),
+        ({"prompts": "text"}, "text prompts need a text"),
     ],
 )
 def test_what_can_be_asked_of_no_model_is_refused_before_one_is_loaded(options, line):
@@ -77,7 +66,7 @@ def test_prompts_that_are_all_the_same_are_refused(tmp_path):
         ready(prompts="text", text=tmp_path / "same.txt")
 
 
-def test_windows_and_a_pass_a_length_are_noted():
+def test_windows_and_one_pass_per_length_are_noted():
     windowed = ready(tiny("mistral"), layers=None).warnings
     assert any("layer 0, 1 looks through a window" in note for note in windowed)
     model = tiny("llama")
@@ -89,7 +78,7 @@ def test_windows_and_a_pass_a_length_are_noted():
     prepared = ready(model)
     handle.remove()
     assert not prepared.plan.one_pass
-    assert any("a pass a length" in note for note in prepared.warnings)
+    assert any("one pass per length" in note for note in prepared.warnings)
 
 
 def test_one_pass_serves_free_queries_and_a_fixed_one_needs_many():

@@ -1,5 +1,5 @@
 """What a summary says of the evidence beside its numbers; the numbers are held against brute force
-in `test_probing` and `test_dispersion`."""
+in `test_variance` and `test_attention`."""
 
 import copy
 
@@ -10,7 +10,7 @@ from families import no_positions, tiny
 
 from llmprobe import probe_attention, probe_variance
 from llmprobe.errors import CaptureError
-from llmprobe.probes.summaries import _columns
+from llmprobe.probes.variance import _columns
 
 
 def spoiled(change):
@@ -28,12 +28,12 @@ def some(module, args, output):
 
 
 def test_nonfinite_numbers_are_told_by_layer_and_length():
-    result = probe_variance(spoiled(some), (4, 8), samples=20, batch_tokens=16, at="heads")
+    result = probe_variance(spoiled(some), (4, 8), n_prompts=20, batch_tokens=16, at="heads")
     (note,) = [note for note in result.warnings if "NaN" in note]
     assert "in layer 0 at 8 tokens: " in note
     assert result.nonfinite.sum() > 0
     assert (result.n_prompts == 20).all()
-    notes = probe_attention(spoiled(some), (4, 8), samples=20, layers=None).warnings
+    notes = probe_attention(spoiled(some), (4, 8), n_prompts=20, layers=None).warnings
     assert any("in layer 1 at 8 tokens: " in note for note in notes)
 
 
@@ -44,7 +44,7 @@ def test_attention_tells_of_outputs_that_overflow_where_its_weights_do_not():
             changed[:13, 6:, :8] = float("inf")
         return changed
 
-    result = probe_attention(spoiled(overflow), (4, 8), samples=16)
+    result = probe_attention(spoiled(overflow), (4, 8), n_prompts=16)
     assert (result.n_prompts == 16).all()
     (note,) = [note for note in result.warnings if "NaN" in note]
     assert "in layer 0 at 8 tokens: " in note
@@ -56,18 +56,18 @@ def test_nothing_finite_is_an_error(probe):
         return output * float("nan")
 
     with pytest.raises(CaptureError, match="every number that was captured is NaN"):
-        probe(spoiled(everything), (4, 8), samples=4, layers=1)
+        probe(spoiled(everything), (4, 8), n_prompts=4, layers=1)
 
 
 def test_few_prompts_are_told_by_how_many_there_are_in_all(tmp_path):
-    for samples, told in ((8, True), (16, False)):
-        result = probe_variance(tiny("llama"), (4, 8), samples=samples, output=tmp_path)
+    for n_prompts, told in ((8, True), (16, False)):
+        result = probe_variance(tiny("llama"), (4, 8), n_prompts=n_prompts, output=tmp_path)
         assert any("are few: intervals are wide" in note for note in result.warnings) == told
 
 
 def test_a_reference_that_is_not_given_is_the_shortest_length():
-    assert probe_variance(tiny("llama"), (8, 16), samples=4).reference == 8
-    given = probe_variance(tiny("llama"), (8, 16), samples=4, reference=16)
+    assert probe_variance(tiny("llama"), (8, 16), n_prompts=4).reference == 8
+    given = probe_variance(tiny("llama"), (8, 16), n_prompts=4, reference=16)
     assert given.reference == 16
     assert np.all(given.mean_drift[:, 1] == 0)
 
@@ -90,7 +90,7 @@ def test_attention_tells_of_heads_that_vary_less_than_they_are_rounded(dtype, wa
     model = no_positions(n_heads=4, size=8, seed=2).to(getattr(torch, dtype))
     embedding = model.get_input_embeddings().weight
     embedding.data += 30 * embedding.data.std()
-    result = probe_attention(model, (16, 256), samples=20, batch_tokens=65536)
-    told = [note for note in result.warnings if "rounds them; use --dtype float32" in note]
+    result = probe_attention(model, (16, 256), n_prompts=20, batch_tokens=65536)
+    told = [note for note in result.warnings if 'rounds them; use dtype="float32"' in note]
     assert len(told) == warned
     assert not warned or "layer 0: from" in told[0]

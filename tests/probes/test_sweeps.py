@@ -55,8 +55,8 @@ def run_sweep(model, prompts, *, one_pass=True, batch_tokens=256, chunk=None):
         forget_lengths(model, prompts)
     sweep = Sweep(model, prompts, plan, observe, lambda: chunks_agree(model, prompts, layers))
     with torch.inference_mode():
-        for unit in plan.units():
-            sweep.run(unit, consume, done.append)
+        for piece in plan.pieces():
+            sweep.run(piece, consume, done.append)
             assert sum(done) <= plan.n_tokens
     assert sum(done) == plan.n_tokens
     return found
@@ -69,7 +69,7 @@ def check_same(a, b):
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "mistral", "bloom", "gpt_oss"])
-def test_one_pass_equals_a_pass_a_length(family):
+def test_one_pass_equals_one_pass_per_length(family):
     model, prompts = tiny(family), prompts_for()
     assert prefixes_agree(model, prompts, LENGTHS, attention_layers(model))
     check_same(run_sweep(model, prompts), run_sweep(model, prompts, one_pass=False))
@@ -78,7 +78,7 @@ def test_one_pass_equals_a_pass_a_length(family):
 @pytest.mark.parametrize("n_prompts", [2, 5, 16, 37, 100])
 @pytest.mark.parametrize("one_pass", [False, True])
 @pytest.mark.parametrize("batch_tokens", [1, 100, 250, 10_000])
-def test_units_have_every_prompt_of_every_pass_once(n_prompts, one_pass, batch_tokens):
+def test_pieces_have_every_prompt_of_every_pass_once(n_prompts, one_pass, batch_tokens):
     model = tiny("llama")
     plan = plan_sweep(
         model,
@@ -89,17 +89,17 @@ def test_units_have_every_prompt_of_every_pass_once(n_prompts, one_pass, batch_t
         batch_tokens=batch_tokens,
         chunk=None,
     )
-    units = plan.units()
-    assert len({unit.name for unit in units}) == len(units)
-    assert sum(unit.n_tokens for unit in units) == plan.n_tokens
+    pieces = plan.pieces()
+    assert len({piece.name for piece in pieces}) == len(pieces)
+    assert sum(piece.n_tokens for piece in pieces) == plan.n_tokens
     for lengths in plan.passes():
-        own = [unit for unit in units if unit.lengths == lengths]
+        own = [piece for piece in pieces if piece.lengths == lengths]
         assert 1 <= len(own) <= 16
-        batches = [batch for unit in own for batch in unit.batches]
+        batches = [batch for piece in own for batch in piece.batches]
         assert sorted(i for batch in batches for i in batch) == list(range(n_prompts))
         assert max(len(batch) for batch in batches) <= max(batch_tokens // lengths[-1], 1)
         # Nobody waits for one that has much more to do.
-        sizes = [len(unit.batches) for unit in own]
+        sizes = [len(piece.batches) for piece in own]
         assert max(sizes) - min(sizes) <= 1
 
 
@@ -119,7 +119,7 @@ def test_chunks_over_a_cache_change_nothing_or_are_refused(family, chunk):
         check_same(run_sweep(model, prompts), run_sweep(model, prompts, chunk=chunk))
     else:
         with pytest.raises(ValueError, match="gives other numbers in chunks"):
-            probe_variance(model, LENGTHS, layers=None, samples=2, chunk=chunk)
+            probe_variance(model, LENGTHS, layers=None, n_prompts=2, chunk=chunk)
 
 
 @pytest.mark.parametrize("shortest", [1, 16])
@@ -143,7 +143,7 @@ def test_attention_is_not_cut_into_chunks():
     model = copy.deepcopy(tiny("llama"))
     handle = limit_memory(model, 110)
     with pytest.raises(OutOfMemoryError, match="128 tokens"):
-        probe_attention(model, (64, 128), samples=2, query="fixed")
+        probe_attention(model, (64, 128), n_prompts=2, query="fixed")
     handle.remove()
 
 
@@ -181,11 +181,11 @@ def test_where_memory_runs_out_batches_are_halved_and_then_chunked(limit, monkey
     check_same(whole, backed_off)
 
 
-def test_what_fits_in_no_way_is_said_with_its_length_and_the_levers():
+def test_what_fits_in_no_way_is_said_with_its_length_and_what_helps():
     model, prompts = copy.deepcopy(tiny("llama")), prompts_for()
     handle = limit_memory(model, 20)
     with pytest.raises(
-        OutOfMemoryError, match=r"100 tokens.* MiB.* MiB are free.*--lengths.*--dtype"
+        OutOfMemoryError, match=r"100 tokens.* MiB.* MiB are free.*shorter lengths.*dtype="
     ):
         run_sweep(model, prompts)
     handle.remove()
@@ -224,10 +224,10 @@ def test_a_plan_counts_tokens_and_grows_with_what_is_asked():
 
 
 @pytest.mark.parametrize("batch_tokens", [16384, 65536])
-def test_long_prompts_are_spread_over_units_and_short_ones_are_not(batch_tokens):
+def test_long_prompts_are_spread_over_pieces_and_short_ones_are_not(batch_tokens):
     model = tiny("llama")
 
-    def n_units(length, n_prompts=64):
+    def n_pieces(length, n_prompts=64):
         plan = plan_sweep(
             model,
             attention_layers(model),
@@ -237,17 +237,17 @@ def test_long_prompts_are_spread_over_units_and_short_ones_are_not(batch_tokens)
             batch_tokens=batch_tokens,
             chunk=None,
         )
-        return len(plan.units())
+        return len(plan.pieces())
 
-    assert n_units(16) == n_units(64) == 1
-    assert n_units(256) == 4
-    assert n_units(1024) == n_units(16384) == 16
-    assert n_units(4096, n_prompts=5) == 5
-    assert n_units(1024, n_prompts=1000) == 16
+    assert n_pieces(16) == n_pieces(64) == 1
+    assert n_pieces(256) == 4
+    assert n_pieces(1024) == n_pieces(16384) == 16
+    assert n_pieces(4096, n_prompts=5) == 5
+    assert n_pieces(1024, n_prompts=1000) == 16
 
 
 @pytest.mark.parametrize("variant", ["baseline", "ssmax", "normalized"])
-def test_attention_for_the_last_token_alone_takes_a_pass_a_length(variant):
+def test_attention_for_the_last_token_alone_takes_one_pass_per_length(variant):
     model, prompts = SetNetwork("argmax", variant, width=8, heads=2), prompts_for()
     layers = attention_layers(model)
     handle = limit_memory(model, 0)  # nothing is tried
@@ -256,8 +256,8 @@ def test_attention_for_the_last_token_alone_takes_a_pass_a_length(variant):
     handle.remove()
     found = run_sweep(model, prompts, one_pass=False)
     assert len(found) == len(LENGTHS) * prompts.n_prompts
-    with pytest.raises(ValueError, match="leave --chunk out"):
-        probe_variance(model, LENGTHS, samples=2, chunk=4)
+    with pytest.raises(ValueError, match="leave chunk out"):
+        probe_variance(model, LENGTHS, n_prompts=2, chunk=4)
 
 
 def test_a_plan_for_parameters_with_an_axis_for_seeds():

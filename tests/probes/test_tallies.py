@@ -6,7 +6,8 @@ from families import tiny
 
 from llmprobe import attention_layers
 from llmprobe.capture.rows import Rows
-from llmprobe.probes.tallies import KEPT_PROMPTS, N_EXAMPLES, AttentionTally, VarianceTally
+from llmprobe.probes.attention import AttentionTally
+from llmprobe.probes.variance import VarianceTally
 
 LAYERS = attention_layers(tiny("llama"))
 N = 40
@@ -67,10 +68,10 @@ def test_values_that_a_module_does_not_show_stay_away():
 
 def test_single_values_are_kept_of_the_first_prompts_alone():
     tally = VarianceTally(LAYERS)
-    tally.update(0, OUTPUTS[:3], [KEPT_PROMPTS + 1, 4, KEPT_PROMPTS - 1])
+    tally.update(0, OUTPUTS[:3], [VarianceTally.n_kept + 1, 4, VarianceTally.n_kept - 1])
     assert [x.shape for x in tally.kept_of(0)] == [(3, 5)] * 2
     assert torch.equal(tally.kept_of(0)[0], OUTPUTS[1, :, :5])
-    assert len(attention_of(list(range(N))).kept_of(1)) == N_EXAMPLES
+    assert len(attention_of(list(range(N))).kept_of(1)) == AttentionTally.n_kept
 
 
 def test_kept_values_leave_their_device_together(monkeypatch):

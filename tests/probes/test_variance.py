@@ -30,7 +30,7 @@ def test_every_number_equals_brute_force_on_a_tiny_model(family, at, query):
     model, lengths = tiny(family).double(), (4, 9, 24)
     try:
         result = probe_variance(
-            model, lengths, layers=None, at=at, samples=20, query=query, component=3, reference=9
+            model, lengths, layers=None, at=at, n_prompts=20, query=query, component=3, reference=9
         )
         prompts = make_prompts("random", n_prompts=20, lengths=lengths, vocab_size=97, query=query)
         x = brute.gather(model, prompts, lengths, at, left_padded=False)
@@ -52,7 +52,7 @@ def test_every_number_equals_brute_force_on_a_real_model(kind, query, at, tmp_pa
         text = tmp_path / "chapters.txt"
         text.write_text(book[100_000:150_000])
     result = probe_variance(
-        loaded, "16..512", layers=None, at=at, prompts=kind, text=text, query=query, samples=4
+        loaded, "16..512", layers=None, at=at, prompts=kind, text=text, query=query, n_prompts=4
     )
     prompts = make_prompts(
         kind,
@@ -71,7 +71,7 @@ def test_every_number_equals_brute_force_on_a_real_model(kind, query, at, tmp_pa
 
 def test_kept_values_of_features_are_those_of_the_first_prompts():
     model, lengths = tiny("llama"), (4, 9)
-    result = probe_variance(model, lengths, layers=[0, 1], at="heads", samples=20)
+    result = probe_variance(model, lengths, layers=[0, 1], at="heads", n_prompts=20)
     prompts = make_prompts("random", n_prompts=20, lengths=lengths, vocab_size=97)
     x = brute.gather(model, prompts, lengths, "heads", left_padded=False)
     expected = x.transpose(2, 3, 1, 4, 0).reshape(8, 2, 8, 20)[:, :, :5]
@@ -80,7 +80,7 @@ def test_kept_values_of_features_are_those_of_the_first_prompts():
 
 def test_proposition_1_slope_is_minus_one_half_within_its_interval():
     result = probe_variance(
-        no_positions(), "16..1024", at="heads", query="fixed", samples=256, batch_tokens=65536
+        no_positions(), "16..1024", at="heads", query="fixed", n_prompts=256, batch_tokens=65536
     )
     assert ((result.slope_low <= -0.5) & (result.slope_high >= -0.5)).all()
     assert (np.abs(result.slope + 0.5) < 0.03).all()
@@ -95,7 +95,7 @@ def test_the_interval_of_a_probe_covers_the_true_slope():
     covered = []
     for seed in range(25):  # of sixteen heads each: 400 cases
         found = probe_variance(
-            model, lengths, at="heads", query="fixed", samples=64, seed=seed, batch_tokens=65536
+            model, lengths, at="heads", query="fixed", n_prompts=64, seed=seed, batch_tokens=65536
         )
         covered += ((found.slope_low <= truth) & (truth <= found.slope_high)).tolist()
     assert len(covered) == 400
@@ -111,7 +111,7 @@ def test_nonfinite_outputs_are_counted_and_the_rest_goes_on():
         return (changed, *output[1:])
 
     handle = model.model.layers[0].self_attn.register_forward_hook(spoil)
-    result = probe_variance(model, (4, 8), samples=20, batch_tokens=8)
+    result = probe_variance(model, (4, 8), n_prompts=20, batch_tokens=8)
     handle.remove()
     assert result.nonfinite.tolist() == [20]
     assert np.isfinite(result.std_median).all()
@@ -124,23 +124,23 @@ def test_features_that_vary_less_than_they_are_rounded_are_told(dtype, warned):
     model = no_positions(n_heads=4, size=8, seed=2).to(getattr(torch, dtype))
     embedding = model.get_input_embeddings().weight
     embedding.data += 30 * embedding.data.std()
-    result = probe_variance(model, (16, 256), at="heads", samples=20, batch_tokens=65536)
-    told = [note for note in result.warnings if "rounds them; use --dtype float32" in note]
+    result = probe_variance(model, (16, 256), at="heads", n_prompts=20, batch_tokens=65536)
+    told = [note for note in result.warnings if 'rounds them; use dtype="float32"' in note]
     assert len(told) == warned
     assert not warned or "layer 0: from" in told[0]
     assert all(note in result.to_document()["warnings"] for note in told)
 
 
 def test_a_reference_beyond_training_is_told():
-    near = probe_variance("builtin", (16, 300), samples=16)
-    far = probe_variance("builtin", (16, 300), samples=16, reference=300)
+    near = probe_variance("builtin", (16, 300), n_prompts=16)
+    far = probe_variance("builtin", (16, 300), n_prompts=16, reference=300)
     assert not [note for note in near.warnings if "reference" in note]
     assert any("reference length 300 is beyond the context of 256" in n for n in far.warnings)
 
 
 def test_dictionaries_come_with_the_share_of_right_answers():
     loaded = load_model("builtin")
-    result = probe_variance(loaded, "32,64", prompts="dictionary", samples=4)
+    result = probe_variance(loaded, "32,64", prompts="dictionary", n_prompts=4)
     assert len(result.accuracy) == 2
     assert all(0 <= share <= 1 for share in result.accuracy)
 
@@ -150,13 +150,13 @@ def asked_for_answers(hook, lengths="32,64", **options):
     loaded = load_model("builtin")
     handle = loaded.model.get_output_embeddings().register_forward_pre_hook(hook)
     try:
-        return probe_variance(loaded, lengths, prompts="dictionary", samples=4, **options)
+        return probe_variance(loaded, lengths, prompts="dictionary", n_prompts=4, **options)
     finally:
         handle.remove()
 
 
 def test_answers_in_chunks_are_those_of_whole_prompts():
-    expected = probe_variance("builtin", "32,64", prompts="dictionary", samples=4)
+    expected = probe_variance("builtin", "32,64", prompts="dictionary", n_prompts=4)
     n_logits = []
     got = asked_for_answers(lambda module, args: n_logits.append(args[0].shape[1]), chunk=16)
     assert n_logits.count(1) == 32 // 16 + 64 // 16  # of a chunk's last token alone
@@ -166,7 +166,7 @@ def test_answers_in_chunks_are_those_of_whole_prompts():
 
 @pytest.mark.parametrize("most", [200, 100])
 def test_answers_go_in_halves_and_then_in_chunks_where_memory_runs_out(most):
-    expected = probe_variance("builtin", "64,128", prompts="dictionary", samples=4)
+    expected = probe_variance("builtin", "64,128", prompts="dictionary", n_prompts=4)
     loaded, seen = load_model("builtin"), []
 
     def check(module, args, kwargs):
@@ -176,19 +176,20 @@ def test_answers_go_in_halves_and_then_in_chunks_where_memory_runs_out(most):
             raise torch.OutOfMemoryError("on purpose")
 
     handle = loaded.model.register_forward_pre_hook(check, with_kwargs=True)
-    got = probe_variance(loaded, "64,128", prompts="dictionary", samples=4)
+    got = probe_variance(loaded, "64,128", prompts="dictionary", n_prompts=4)
     handle.remove()
     assert max(seen) > most
     assert got.accuracy == expected.accuracy
 
 
-def test_answers_that_fit_in_no_way_are_said_with_the_length_and_the_levers(tmp_path):
+def test_answers_that_fit_in_no_way_are_said_with_the_length_and_what_helps(tmp_path):
     def run_out(module, args):
         if args[0].shape[1] == 1:  # not where the model is looked at before
             raise torch.OutOfMemoryError("on purpose")
 
     with pytest.raises(
-        OutOfMemoryError, match=r"32 tokens.* MiB are free.*--lengths.*other --prompts.*keeps what"
+        OutOfMemoryError,
+        match=r"32 tokens.* MiB are free.*shorter lengths.*other prompts.*keeps what",
     ):
         asked_for_answers(run_out, output=tmp_path / "run")
 
@@ -197,19 +198,19 @@ def test_answers_that_fit_in_no_way_are_said_with_the_length_and_the_levers(tmp_
     ("options", "said"),
     [
         ({"at": "middle"}, "accepted: output, heads"),
-        ({"samples": 1}, "samples: got 1, accepted: 2 or more"),
+        ({"n_prompts": 1}, "n_prompts: got 1, accepted: 2 or more"),
         ({"component": 10**6}, "accepted: 0 to 31"),
         ({"component": 8, "at": "heads"}, "accepted: 0 to 7"),
         ({"reference": 5}, "accepted: one of"),
         ({"layers": 99}, "no attention layer 99"),
         ({"query": "both"}, "query"),
         ({"prompts": "poems"}, "accepted"),
-        ({"prompts": "text"}, "needs"),
+        ({"prompts": "text"}, "need a text"),
         ({"bos": "maybe"}, "accepted: auto, yes, no"),
         ({"text": "a", "dataset": "b"}, "only one"),
         ({"text": "a"}, "random prompts use no text"),
-        ({"batch_tokens": 0}, "batch-tokens"),
-        ({"batch_tokens": -1}, "batch-tokens"),
+        ({"batch_tokens": 0}, "batch_tokens"),
+        ({"batch_tokens": -1}, "batch_tokens"),
     ],
 )
 def test_wrong_arguments_are_refused_before_anything_runs(options, said):

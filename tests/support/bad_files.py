@@ -162,7 +162,7 @@ def bad_files() -> Iterator[tuple[str, Case]]:
         ):
             wrong = (*command, "--output", "{}/" + path.split("/")[0])
             yield f"{path}: {what}", Case(wrong, again, put(path, content))
-        more = (*probe, "--output", "{}/run", "--samples", "6")
+        more = (*probe, "--output", "{}/run", "--n-prompts", "6")
         for wrong in (more, ("merge", "{}/run", "{}/other", "--output", "{}/out")):
             spoil = put("run/evidence.safetensors", content)
             yield f"{wrong[0]} evidence: {what}", Case(wrong, "evidence.safetensors", spoil)

@@ -26,7 +26,7 @@ class Case(NamedTuple):
 
 
 HUGE = str(10**30)
-PROBE = ("--samples", "4", "--lengths", "8,16", "--output", "{}/out", "--quiet")
+PROBE = ("--n-prompts", "4", "--lengths", "8,16", "--output", "{}/out", "--quiet")
 TRAIN = ("--steps", "4", "--sets", "4", "--lengths", "8", "--batch", "4", "--quiet")
 # Arguments, and options beside them, with which a command is right and soon done.
 RIGHT: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -137,7 +137,7 @@ BAD_BY_NAME: dict[str, dict[str, str]] = {
         "~no-such-user/x": "no such user",
         "x" * 300: "File name too long",
     },
-    "samples": {"0": "2 or more", "1": "2 or more", "1000001": "to 1,000,000"},
+    "n_prompts": {"0": "2 or more", "1": "2 or more", "1000001": "to 1,000,000"},
     "query": {"both": "free, fixed"},
     "bos": {"maybe": "auto, yes, no"},
     "component": {"192": "0 to 191"},
@@ -235,11 +235,11 @@ TOGETHER: dict[str, list[tuple[str, str]]] = {
         ("--prompts dictionary --lengths 2", "accepted: 23 or more"),
         ("--device cpu --device-map auto", "give only one of them"),
         ("--at heads --component 32", "0 to 31"),
-        ("--sample 3", "--samples"),
+        ("--sample 3", "--n-prompts"),
         ("another", "unexpected extra argument"),
-        ("--lengths --samples 4", "unexpected extra argument"),
+        ("--lengths --n-prompts 4", "unexpected extra argument"),
         ("--output {}/run --seed 1", "seed 0 (asked: 1)"),
-        ("--output {}/run --samples 3", "more than the 3 that are asked for"),
+        ("--output {}/run --n-prompts 3", "more than the 3 that are asked for"),
         ("--output {}/lab", "is already there"),
         ("--output {}/here --overwrite", "is no result"),
         ("--output {}/link", "cannot be written"),

@@ -289,7 +289,7 @@ def test_captures_equal_plain_hooks(variant, stop, value_size):
 @pytest.mark.parametrize("at", ["output", "heads"])
 def test_the_variance_of_a_decoder_equals_brute_force(variant, at):
     network = build(variant)
-    options = {"prompts": "random", "query": "fixed", "samples": N_PROMPTS, "layers": [0, 1]}
+    options = {"prompts": "random", "query": "fixed", "n_prompts": N_PROMPTS, "layers": [0, 1]}
     result = probe_variance(network, "2..8", at=at, component=2, **options)
     assert result.lengths == LENGTHS
     assert len(result.slope) == (2 if at == "output" else 4)
@@ -307,7 +307,7 @@ def test_the_variance_of_a_decoder_equals_brute_force(variant, at):
 
 def test_several_seeds_at_once_give_an_error_and_no_number():
     with pytest.raises((RuntimeError, ValueError)):  # a single prompt is no batch for them
-        probe_variance(build(seeds=(0, 1)), LENGTHS, samples=4)
+        probe_variance(build(seeds=(0, 1)), LENGTHS, n_prompts=4)
 
 
 @pytest.mark.parametrize("variant", [BASELINE, "mlp+prenorm+rotary", "postnorm+learned"])
@@ -327,7 +327,7 @@ def test_rows_are_the_softmax_of_the_queries_own_keys(variant):
         torch.testing.assert_close(rows[number].entropy[:, 0], entropy.to(rows[number].entropy))
         torch.testing.assert_close(last.sum(dim=-1), torch.ones_like(entropy))
     assert all(layer.attention.config._attn_implementation == "sdpa" for layer in network.layers)
-    assert len(probe_attention(network, "2..8", samples=4).entropy) == 2
+    assert len(probe_attention(network, "2..8", n_prompts=4).entropy) == 2
 
 
 def test_the_check_says_why_it_cannot_hold_a_decoder_against_itself():

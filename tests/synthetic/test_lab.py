@@ -54,7 +54,7 @@ def test_every_variant_trains_and_is_measured(variant):
 
 def test_a_trained_network_is_probed_like_any_model(run):
     network = load_synthetic(run[0], "layernorm", seed=1)
-    result = probe_variance(network, [16, 64], samples=16, query="fixed")
+    result = probe_variance(network, [16, 64], n_prompts=16, query="fixed")
     assert result.lengths == (16, 64)
     assert np.isfinite(result.std_median).all()
     frame = run[1].to_frame().query("variant == 'layernorm' and seed == 1")

@@ -71,7 +71,7 @@ def test_captures_equal_plain_hooks(network, stop):
 @every_network
 @pytest.mark.parametrize("at", ["output", "heads"])
 def test_the_variance_of_a_network_equals_brute_force(network, at):
-    options = {"prompts": "random", "query": "fixed", "samples": N_PROMPTS}
+    options = {"prompts": "random", "query": "fixed", "n_prompts": N_PROMPTS}
     result = probe_variance(network, LENGTHS, at=at, component=2, **options)
     prompts = make_prompts(
         "random", n_prompts=N_PROMPTS, lengths=LENGTHS, vocab_size=VOCAB_SIZE, query="fixed"
@@ -89,7 +89,7 @@ def test_the_variance_of_a_network_equals_brute_force(network, at):
 @pytest.mark.parametrize("variant", [name for name in PARTS if PARTS[name].place != "softmax"])
 def test_the_rows_of_a_network_are_its_weights(variant):
     network = SetNetwork("argmax", variant, width=16, heads=4)
-    result = probe_attention(network, LENGTHS, query="fixed", samples=N_PROMPTS)
+    result = probe_attention(network, LENGTHS, query="fixed", n_prompts=N_PROMPTS)
     prompts = make_prompts(
         "random", n_prompts=N_PROMPTS, lengths=LENGTHS, vocab_size=VOCAB_SIZE, query="fixed"
     )
@@ -102,4 +102,4 @@ def test_the_rows_of_a_network_are_its_weights(variant):
 
 def test_several_seeds_at_once_give_an_error_and_no_number():
     with pytest.raises((RuntimeError, ValueError)):  # a single prompt is no batch for them
-        probe_variance(SetNetwork("argmax", seeds=(0, 1), width=16), LENGTHS, samples=4)
+        probe_variance(SetNetwork("argmax", seeds=(0, 1), width=16), LENGTHS, n_prompts=4)

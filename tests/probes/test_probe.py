@@ -1,4 +1,4 @@
-"""A probe is the same to the bit, whoever did its units and however often it was stopped."""
+"""A probe is the same to the bit, whoever did its pieces and however often it was stopped."""
 
 import copy
 import errno
@@ -9,12 +9,12 @@ from families import tiny
 
 from llmprobe import load_result, probe_attention, probe_variance
 from llmprobe.base.processes import Process
-from llmprobe.errors import CheckpointError
-from llmprobe.probes import units
+from llmprobe.errors import CheckpointError, ResultExistsError
 from llmprobe.probes.sweeps import Sweep
+from llmprobe.runs import jobs
 from llmprobe.runs.folder import open_probe
 
-OPTIONS = {"lengths": "4..32", "layers": None, "samples": 21, "batch_tokens": 100}
+OPTIONS = {"lengths": "4..32", "layers": None, "n_prompts": 21, "batch_tokens": 100}
 PROBES = {
     "variance": lambda **more: probe_variance("builtin", at="heads", **OPTIONS | more),
     "attention": lambda **more: probe_attention("builtin", **OPTIONS | more),
@@ -59,16 +59,18 @@ def test_a_probe_that_was_stopped_goes_on_to_the_same_bits(probe, query, tmp_pat
         assert not (tmp_path / "run" / "result.json").exists()
     assert len(list(tmp_path.glob("run/checkpoints/*.safetensors"))) == 4
     advanced = []
-    resumed = probe(query=query, output=tmp_path / "run", advance=advanced.append)
+    resumed = probe(
+        query=query, output=tmp_path / "run", progress=lambda *step: advanced.append(step)
+    )
     assert same(resumed, undisturbed)
     assert same(load_result(tmp_path / "run"), undisturbed)
     names = {path.name for path in (tmp_path / "run").iterdir()}
-    assert names == RESULT | {f"{resumed.kind}.png", f"{resumed.kind}.pdf"}
+    assert names == RESULT
 
 
 @every_probe
 @pytest.mark.parametrize("n_processes", [2, 3, 5])
-def test_processes_share_out_the_units_and_give_the_bits_of_one(
+def test_processes_share_out_the_pieces_and_give_the_bits_of_one(
     probe, n_processes, tmp_path, monkeypatch
 ):
     alone = probe()
@@ -76,14 +78,14 @@ def test_processes_share_out_the_units_and_give_the_bits_of_one(
     for rank in range(n_processes):
         # Each goes as far as the others would be waited for.
         with monkeypatch.context() as patch, pytest.raises(Killed):
-            patch.setattr(units, "process", lambda rank=rank: Process(rank, rank, n_processes))
-            patch.setattr(units, "_gathered", lambda states: done.append(states) or stop())
+            patch.setattr(jobs, "process", lambda rank=rank: Process(rank, rank, n_processes))
+            patch.setattr(jobs, "gather_tensors", lambda own: done.append(own) or stop())
             probe()
-    assert not set.intersection(*({*states} for states in done))
-    together = {name: state for states in done for name, state in states.items()}
+    assert not set.intersection(*({*own} for own in done))
+    together = {name: tensor for own in done for name, tensor in own.items()}
     with monkeypatch.context() as patch:
-        patch.setattr(units, "process", lambda: Process(0, 0, n_processes))
-        patch.setattr(units, "_gathered", lambda states: together)
+        patch.setattr(jobs, "process", lambda: Process(0, 0, n_processes))
+        patch.setattr(jobs, "gather_tensors", lambda own: together)
         assert same(probe(output=tmp_path / "run"), alone)
 
 
@@ -123,7 +125,7 @@ def test_a_result_stays_until_the_one_that_takes_its_place_is_there(tmp_path, mo
     assert same(load_result(run), first)
     second = PROBES["attention"](output=run, overwrite=True)
     assert same(load_result(run), second)
-    assert {path.name for path in run.iterdir()} == RESULT | {"attention.png", "attention.pdf"}
+    assert {path.name for path in run.iterdir()} == RESULT
 
 
 def test_a_broken_checkpoint_is_named(tmp_path, monkeypatch):
@@ -142,11 +144,11 @@ def test_a_model_in_training_is_probed_without_dropout_and_left_as_it_was():
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.5
-    expected = probe_variance(model.eval(), "4,8", samples=4)
+    expected = probe_variance(model.eval(), "4,8", n_prompts=4)
     model.train()
     model.transformer.h[1].eval()
     modes = [module.training for module in model.modules()]
-    result = probe_variance(model, "4,8", samples=4)
+    result = probe_variance(model, "4,8", n_prompts=4)
     assert same(result, expected)
     assert [module.training for module in model.modules()] == modes
 
@@ -157,12 +159,12 @@ def test_what_somebody_else_keeps_in_a_folder_stays(tmp_path):
     (theirs / "checkpoints" / "step1000.pt").write_text("weeks of work")
     (theirs / "result.json").write_text("{}")
     for overwrite in (False, True):
-        with pytest.raises(CheckpointError, match="is no result"):
+        with pytest.raises(ResultExistsError, match="is no result"):
             PROBES["variance"](output=theirs, overwrite=overwrite)
     assert (theirs / "checkpoints" / "step1000.pt").exists()
 
     run = tmp_path / "run"
-    PROBES["variance"](output=run, samples=16)
+    PROBES["variance"](output=run, n_prompts=16)
     for name in ("variance.csv", "search.py"):
         (run / name).write_text("mine")
     PROBES["variance"](output=run)
@@ -172,7 +174,7 @@ def test_what_somebody_else_keeps_in_a_folder_stays(tmp_path):
 
 def test_a_result_stays_where_the_longer_one_cannot_be_written(tmp_path, monkeypatch):
     run = tmp_path / "run"
-    before = PROBES["variance"](output=run, samples=16)
+    before = PROBES["variance"](output=run, n_prompts=16)
 
     def fail(*_):
         raise OSError(errno.ENOSPC, "No space left on device")

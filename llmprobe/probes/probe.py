@@ -1,0 +1,255 @@
+"""A probe: what is captured, what is counted, and how that becomes a result.
+
+    run = start(VarianceProbe, "builtin", VarianceRequest(lengths="16..1024"))
+    run.plan.describe()
+    result = run.execute()
+
+A kind of probe is a small class: `observe` attaches a capture, `take` counts what it gave in a
+tally, `summarize` makes the result of all that was counted. Running it is the same for all kinds:
+the sweep is cut into pieces, each finished piece is kept in the output folder if there is one, and
+the same call resumes there. A folder with a result of fewer prompts gets the missing ones.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, TypedDict, Unpack
+
+import torch
+from torch import nn
+
+from llmprobe.base.machine import evaluating, memory_kept
+from llmprobe.base.progress import Progress, reporting
+from llmprobe.capture.loading import LoadedModel, load_model
+from llmprobe.errors import CheckpointError, OutOfMemoryError
+from llmprobe.probes.joining import join_evidence
+from llmprobe.probes.request import Prepared, Request
+from llmprobe.probes.sweeps import Piece, Sweep, SweepPlan, forget_lengths
+from llmprobe.probes.tallies import Evidence, Tally, at_length, configuration_of
+from llmprobe.results.base import Also, Result
+from llmprobe.runs.checkpoints import check_same
+from llmprobe.runs.folder import (
+    EVIDENCE,
+    Workspace,
+    check_probe,
+    is_finished,
+    open_probe,
+    probe_under_way,
+    tidy_probe,
+)
+from llmprobe.runs.jobs import State, finish, kept, opened, run_pieces
+
+
+class LoadOptions(TypedDict, total=False):
+    """How a model that is given by name is loaded: arguments of `load_model`."""
+
+    revision: str | None
+    dtype: str | torch.dtype
+    device: str | torch.device
+    device_map: str | Mapping[str, Any] | None
+    attn_implementation: str | None
+    allow_pickle: bool
+    trust_remote_code: bool
+
+
+class Probe(ABC):
+    """A kind of probe, made ready for a model."""
+
+    tally: ClassVar[type[Tally]]
+    """What it counts in; its kind is that of the result."""
+
+    ready: Prepared
+
+    @abstractmethod
+    def __init__(self, loaded: LoadedModel, asked: Any) -> None:
+        """Prepare a checked request for a model."""
+
+    @abstractmethod
+    def observe(self, positions: list[int]) -> AbstractContextManager[Mapping[int, Any]]:
+        """Attach a capture for these positions; the mapping it gives is filled by the forward."""
+
+    @abstractmethod
+    def take(self, tally: Any, prompts: list[int], parts: Sequence[Mapping[int, Any]]) -> None:
+        """Count what was captured of some prompts, in parts by positions."""
+
+    def may_chunk(self) -> bool:
+        """Asked once memory runs out: whether prompts may be cut into chunks."""
+        return False
+
+    def examine(self, tally: Any, piece: Piece) -> None:
+        """Ask something else of the model, once the capture of a piece is through."""
+        return
+
+    @classmethod
+    @abstractmethod
+    def summarize(cls, evidence: Evidence) -> Result:
+        """The result of all that was counted; neither the model nor its prompts are needed."""
+
+    @classmethod
+    def join(cls, folders: Sequence[Path]) -> tuple[Result, Also]:
+        """One result of several saved ones, and what writes its evidence next to it."""
+        evidence = join_evidence(folders, cls.tally)
+        return cls.summarize(evidence), evidence.write
+
+
+def start(
+    kind: type[Probe],
+    model: str | Path | nn.Module | LoadedModel,
+    asked: Request,
+    *,
+    tokenizer: Any = None,
+    output: str | Path | None = None,
+    overwrite: bool = False,
+    **load: Unpack[LoadOptions],
+) -> "ProbeRun":
+    """Check, load, prepare and plan; the folder is looked at before the model is loaded."""
+    asked.check()
+    folder = None if output is None else check_probe(output, overwrite=overwrite)
+    loaded = _loaded(model, tokenizer, load)
+    probe = kind(loaded, asked)
+    return _open(probe, folder, overwrite=overwrite)
+
+
+def _loaded(
+    model: str | Path | nn.Module | LoadedModel, tokenizer: Any, load: LoadOptions
+) -> LoadedModel:
+    if isinstance(model, str | Path):
+        return load_model(model, **load)
+    if isinstance(model, LoadedModel):
+        return model if tokenizer is None else replace(model, tokenizer=tokenizer)
+    return LoadedModel.of(model, tokenizer=tokenizer)
+
+
+@dataclass(frozen=True)
+class ProbeRun:
+    """A probe with its plan, and the folder that it is kept in."""
+
+    probe: Probe
+    plan: SweepPlan
+    """What is left to do."""
+    before: Evidence | None = None
+    """What the folder has of the first prompts."""
+    facts: Mapping[str, Any] | None = None
+    """What decides the numbers besides the provenance, where it is kept."""
+    space: Workspace | None = None
+
+    def execute(self, progress: Progress = False) -> Any:
+        """Run the pieces that are missing, join all, summarize; with a folder, save."""
+        ready, pieces = self.probe.ready, self.plan.pieces()
+        with reporting(progress) as report, evaluating(ready.model):
+            if not self.plan.one_pass:
+                forget_lengths(ready.model, ready.prompts)
+            work = _Work(self.probe, self.plan, self.space, report)
+            states = run_pieces(pieces, work.do)
+        evidence = self._evidence(pieces, states)
+        result = self.probe.summarize(evidence)
+        finish(self.space, lambda space: space.finish(result, also=evidence.write))
+        return result
+
+    def _evidence(self, pieces: Sequence[Piece], states: Sequence[State]) -> Evidence:
+        probe, ready, plan = self.probe, self.probe.ready, self.plan
+        tallies: dict[int, Tally] = {}
+        for lengths in plan.passes():
+            joined = probe.tally(ready.layers)
+            for piece, state in zip(pieces, states, strict=True):
+                if piece.lengths == lengths:
+                    joined.merge(state)
+            new = joined.state()
+            for index, length in enumerate(lengths):
+                tallies[length] = probe.tally(ready.layers)
+                if self.before is not None:
+                    tallies[length].merge(self.before.tallies[length].state())
+                if plan.n_tokens:
+                    tallies[length].merge(at_length(new, index))
+        return Evidence(
+            kind=probe.tally.kind,
+            provenance=ready.provenance,
+            run={} if self.facts is None else self.facts,
+            parts=(ready.part(plan.n_prompts),),
+            layers=ready.layers,
+            context_length=ready.loaded.context_length,
+            warnings=ready.warnings,
+            tallies=tallies,
+        )
+
+
+class _Work:
+    """One piece after another: from the folder, or made and kept there."""
+
+    def __init__(
+        self, probe: Probe, plan: SweepPlan, space: Workspace | None, report: Callable[..., object]
+    ) -> None:
+        self.probe, self.space, self.report = probe, space, report
+        ready = probe.ready
+        self.sweep = Sweep(ready.model, ready.prompts, plan, probe.observe, probe.may_chunk)
+        self.total, self.done = plan.n_tokens, 0
+
+    def do(self, piece: Piece) -> State:
+        path = None if self.space is None else self.space.checkpoint(piece.name)
+        done = self.done
+        try:
+            state = kept(path, lambda: self._see(piece))
+        except OutOfMemoryError as error:
+            keeps = "" if self.space is None else f"; {self.space.folder} keeps what is done"
+            raise OutOfMemoryError(f"{error}{keeps}") from error
+        self._advance(done + piece.n_tokens - self.done)  # one that was there already counts too
+        return state
+
+    def _see(self, piece: Piece) -> State:
+        tally = self.probe.tally(self.probe.ready.layers)
+
+        def take(prompts: list[int], lengths: tuple[int, ...], parts: Any) -> None:
+            self.probe.take(tally, prompts, parts)
+
+        with torch.inference_mode(), memory_kept():
+            self.sweep.run(piece, take, self._advance)
+            self.probe.examine(tally, piece)
+        return tally.state()
+
+    def _advance(self, n_tokens: int) -> None:
+        self.done += n_tokens
+        self.report(self.probe.tally.kind, self.done, self.total, "tokens")
+
+
+def _open(probe: Probe, output: Path | None, *, overwrite: bool) -> ProbeRun:
+    """The run in its folder, of which part may be done already."""
+    ready = probe.ready
+    if output is None:
+        return ProbeRun(probe, ready.plan)
+    facts = ready.run
+    wanted = configuration_of(probe.tally.kind, ready.provenance, facts)
+
+    def enter() -> ProbeRun:
+        before = None if overwrite else _seen_before(output, probe, wanted)
+        plan = ready.plan.after(0 if before is None else before.n_prompts)
+        if plan.n_tokens or not is_finished(output):
+            space = open_probe(output, wanted, after=plan.first, overwrite=overwrite)
+            return ProbeRun(probe, plan, before, facts, space)
+        tidy_probe(output)
+        return ProbeRun(probe, plan, before, facts)
+
+    return opened(enter)
+
+
+def _seen_before(folder: Path, probe: Probe, wanted: Mapping[str, Any]) -> Evidence | None:
+    """What a folder has of the first prompts of this run, so that only the others are missing."""
+    under_way = probe_under_way(folder)
+    began_without = under_way is not None and not under_way.get("after")
+    if began_without or not (folder / EVIDENCE).is_file():
+        return None
+    ready = probe.ready
+    evidence = Evidence.read(folder, probe.tally)
+    there, n = evidence.configuration, evidence.n_prompts
+    fewer = n > ready.plan.n_prompts
+    if fewer or evidence.parts == (ready.part(n),):  # the same as far as they go
+        asked = {"n_prompts": wanted["arguments"]["n_prompts"]}
+        there |= {"prompts_hash": wanted["prompts_hash"], "arguments": there["arguments"] | asked}
+    check_same(folder, there, wanted)
+    if fewer:
+        raise CheckpointError(
+            f"{folder} has {n} prompts, more than the {ready.plan.n_prompts} that are asked for; "
+            "use another output, or overwrite=True"
+        )
+    return evidence
