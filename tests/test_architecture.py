@@ -7,17 +7,9 @@ from pathlib import Path
 
 import pytest
 from checkout import ROOT
+from house import ROWS, folder_of, row_of
 
 PACKAGE = ROOT / "llmprobe"
-ROWS = [
-    {"errors"},
-    {"base"},
-    {"capture", "results"},
-    {"runs"},
-    {"probes", "synthetic"},
-    {"commands", "cli"},
-]
-"""Lower rows first. A folder uses those below it; inside a folder there is no cycle."""
 HEAVY = {"torch", "transformers", "accelerate", "datasets", "peft"}
 MODULES = sorted(
     str(path.relative_to(PACKAGE).with_suffix("")).replace("/", ".")
@@ -52,14 +44,6 @@ def _own(tree: ast.AST) -> set[str]:
     return {name.removeprefix("llmprobe.") for name in _imports(tree)} & set(MODULES)
 
 
-def _folder(module: str) -> str:
-    return module.split(".")[0]
-
-
-def _row(module: str) -> int:
-    return next(number for number, row in enumerate(ROWS) if _folder(module) in row)
-
-
 def test_the_picture_has_every_folder_once():
     assert sorted(folder for row in ROWS for folder in row) == FOLDERS
 
@@ -72,14 +56,14 @@ def test_the_first_screen_is_short():
 @pytest.mark.parametrize("module", MODULES)
 def test_a_folder_uses_those_below_it(module):
     for other in _own(_tree(module)):
-        inside = _folder(other) == _folder(module)
-        beside = {_folder(other), _folder(module)} == {"cli", "commands"} and module == "cli"
-        assert inside or beside or _row(other) < _row(module), f"{module} imports {other}"
+        inside = folder_of(other) == folder_of(module)
+        beside = {folder_of(other), folder_of(module)} == {"cli", "commands"} and module == "cli"
+        assert inside or beside or row_of(other) < row_of(module), f"{module} imports {other}"
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_there_is_no_cycle_inside_a_folder(folder):
-    left = {m: _own(_tree(m)) for m in MODULES if _folder(m) == folder}
+def test_there_is_no_cycle_inside_afolder_of(folder):
+    left = {m: _own(_tree(m)) for m in MODULES if folder_of(m) == folder}
     while left:
         done = [m for m, needs in left.items() if not needs & left.keys()]
         assert done, f"a cycle among {sorted(left)}"
@@ -97,18 +81,18 @@ def _reached(module: str) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("module", [m for m in MODULES if _folder(m) in ("results", "errors")])
+@pytest.mark.parametrize("module", [m for m in MODULES if folder_of(m) in ("results", "errors")])
 def test_results_reach_no_heavy_library(module):
     for reached in {module} | _reached(module):
         heavy = {name.split(".")[0] for name in _imports(_tree(reached))} & HEAVY
         assert not heavy, f"{module} reaches {heavy} by {reached}"
 
 
-@pytest.mark.parametrize("module", [m for m in MODULES if _folder(m) in LATER])
+@pytest.mark.parametrize("module", [m for m in MODULES if folder_of(m) in LATER])
 def test_the_command_line_imports_nothing_heavy_before_a_command_runs(module):
     now = ast.Module([n for n in _tree(module).body if not _runs_later(n)], [])
     assert not {name.split(".")[0] for name in _imports(now)} & HEAVY
-    assert {_folder(other) for other in _own(now)} <= LATER | {"errors"}
+    assert {folder_of(other) for other in _own(now)} <= LATER | {"errors"}
 
 
 def _runs_later(node: ast.AST) -> bool:

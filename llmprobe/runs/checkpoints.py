@@ -12,9 +12,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save, save_file
 from torch import Tensor
 
-from llmprobe.errors import CheckpointError
-from llmprobe.base.processes import process, process_device
 from llmprobe.base.files import sync
+from llmprobe.base.processes import process, process_device
+from llmprobe.errors import CheckpointError
 
 
 def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:

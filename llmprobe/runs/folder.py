@@ -18,10 +18,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from llmprobe.runs.checkpoints import check_same
-from llmprobe.errors import CheckpointError, ResultExistsError
-from llmprobe.results.base import Also, Result
-from llmprobe.base.processes import process
 from llmprobe.base.files import (
     as_path,
     is_result,
@@ -30,6 +26,10 @@ from llmprobe.base.files import (
     sweep_partial,
     sync,
 )
+from llmprobe.base.processes import process
+from llmprobe.errors import CheckpointError, ResultExistsError
+from llmprobe.results.base import Also, Result
+from llmprobe.runs.checkpoints import check_same
 
 _FILE = "configuration.json"
 _CHECKPOINTS = "checkpoints"
@@ -178,7 +178,9 @@ def _configuration(folder: Path, kind: str) -> dict[str, Any] | None:
     try:
         there = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read ({error}); use another output folder") from None
+        raise CheckpointError(
+            f"{path} cannot be read ({error}); use another output folder"
+        ) from None
     if not isinstance(there, dict) or there.get("format") != f"llmprobe {kind}":
         raise CheckpointError(f"{path} is no {kind} of llmprobe; use another output folder")
     return there

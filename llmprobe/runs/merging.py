@@ -16,7 +16,6 @@ from llmprobe.results.base import Also, Result
 from llmprobe.results.opening import load_result
 
 
-
 def merge_results(
     folders: Sequence[str | Path], output: str | Path, *, overwrite: bool = False
 ) -> Result:

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from llmprobe.cli import app
-from llmprobe.commands.options import check_target
-from llmprobe.errors import CheckpointError
+from llmprobe.commands.options import check_place
 
 COMMANDS = {command.callback.__name__: command for command in app.registered_commands}
 
@@ -26,12 +25,9 @@ def test_every_option_has_a_help_text(name):
         assert about.help, parameter.name
 
 
-def test_a_target_is_refused_before_the_work(tmp_path: Path):
-    check_target(tmp_path / "new" / "run", overwrite=False)
-    assert not (tmp_path / "new").exists()
-    (tmp_path / "empty").mkdir()
-    check_target(tmp_path / "empty", overwrite=False)
-    (tmp_path / "thesis.txt").write_text("mine")
-    for overwrite in (False, True):
-        with pytest.raises(CheckpointError, match="is no result"):
-            check_target(tmp_path, overwrite=overwrite)
+def test_a_place_that_can_be_written_is_left_as_it_is(tmp_path: Path):
+    check_place(tmp_path / "new" / "run")
+    assert not any(tmp_path.iterdir())
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ValueError, match="cannot be written"):
+        check_place(tmp_path / "file" / "run")

@@ -86,7 +86,7 @@ def test_what_prompts_cannot_be_added_to_is_refused_and_stays(tmp_path):
     weight.data -= 1e-3
     assert (run / "result.json").read_bytes() == before
     (run / "evidence.safetensors").unlink()
-    with pytest.raises(CheckpointError, match="already there; use --overwrite"):
+    with pytest.raises(ResultExistsError, match="already there; use another folder"):
         PROBES["variance"](output=run, n_prompts=30)
 
 

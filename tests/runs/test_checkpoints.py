@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from llmprobe.runs.checkpoints import check_same, read_checkpoint, write_checkpoint
 from llmprobe.errors import CheckpointError
+from llmprobe.runs.checkpoints import check_same, read_checkpoint, write_checkpoint
 
 TENSORS = {"a": torch.randn(3, 4), "b": torch.arange(5)}
 

@@ -5,8 +5,8 @@ import os
 import pytest
 
 from llmprobe import load_result
-from llmprobe.errors import CheckpointError, ResultFormatError
-from llmprobe.runs.folder import open_probe, open_training
+from llmprobe.errors import CheckpointError, ResultExistsError, ResultFormatError
+from llmprobe.runs.folder import check_probe, open_probe, open_training
 
 ASKED = {"task": "argmax", "steps": 10, "variants": ("baseline",)}
 
@@ -33,7 +33,7 @@ def test_another_configuration_is_refused_or_begins_again_when_told(tmp_path):
 def test_a_configuration_that_is_not_ours_is_left_alone(tmp_path, content, overwrite):
     (tmp_path / "configuration.json").write_text(content)
     (tmp_path / "thesis.txt").write_text("mine")
-    with pytest.raises(CheckpointError, match="another --output"):
+    with pytest.raises(CheckpointError, match="another output folder"):
         open_training(tmp_path, ASKED, overwrite=overwrite)
     assert (tmp_path / "thesis.txt").read_text() == "mine"
 
@@ -68,7 +68,7 @@ def test_what_the_killed_left_half_written_is_swept(tmp_path):
 def test_what_is_not_ours_is_not_touched(tmp_path):
     (tmp_path / "notes").write_text("mine")
     for overwrite in (False, True):
-        with pytest.raises(CheckpointError, match="holds no training"):
+        with pytest.raises(ResultExistsError, match="holds no training"):
             open_training(tmp_path, ASKED, overwrite=overwrite)
     with pytest.raises(CheckpointError, match="is a file"):
         open_training(tmp_path / "notes", ASKED)
@@ -90,3 +90,24 @@ def test_a_run_under_way_is_told_from_what_is_no_result(tmp_path):
     open_probe(tmp_path / "run", ASKED)
     with pytest.raises(ResultFormatError, match="is not at its end; run its command again"):
         load_result(tmp_path / "run")
+
+
+def test_a_probe_is_refused_before_the_work(tmp_path):
+    assert check_probe(tmp_path / "new" / "run", overwrite=False) == tmp_path / "new" / "run"
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "empty").mkdir()
+    check_probe(tmp_path / "empty", overwrite=False)
+    (tmp_path / "thesis.txt").write_text("mine")
+    for overwrite in (False, True):
+        with pytest.raises(ResultExistsError, match="is no result"):
+            check_probe(tmp_path, overwrite=overwrite)
+
+
+def test_an_existing_result_is_refused_as_saving_refuses_it(variance_result, tmp_path):
+    folder = variance_result.save(tmp_path / "run")
+    said = set()
+    for again in (variance_result.save, lambda folder: check_probe(folder, overwrite=False)):
+        with pytest.raises(ResultExistsError) as caught:
+            again(folder)
+        said.add(str(caught.value))
+    assert len(said) == 1

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-import torch
 
 from llmprobe import CheckpointError
 from llmprobe.base.processes import Process
@@ -34,24 +33,24 @@ def test_every_piece_comes_back_in_its_order():
 
 @pytest.mark.parametrize("n_processes", [1, 2, 3, 7])
 def test_processes_take_turns_and_all_get_everything(n_processes, monkeypatch):
-    handed: dict[str, torch.Tensor] = {}
-    seen = []
-    for rank in [*range(n_processes), *range(n_processes)]:  # once more, when all have handed in
-        monkeypatch.setattr(jobs, "process", lambda rank=rank: Process(rank, rank, n_processes))
-        monkeypatch.setattr(jobs, "gather_tensors", lambda own: handed | own)
-        did = []
-        try:
-            states = jobs.run_pieces(PIECES, lambda p, did=did: did.append(p) or p.make())
-        except KeyError:  # the others have not handed in theirs yet
-            states = None
-        handed |= {
-            f"{p.name}|square": torch.tensor([p.number**2]) for p in did
-        } | {f"{p.name}|inner|half": torch.tensor(p.number / 2) for p in did}
-        seen.append((rank, [p.number for p in did], states))
-    first = seen[:n_processes]
-    assert sorted(n for _, did, _ in first for n in did) == [0, 1, 2, 3, 4]
-    for _, _, states in seen[n_processes:]:
-        assert [int(state["square"][0]) for state in states] == [0, 1, 4, 9, 16]
+    handed, did = {}, {rank: [] for rank in range(n_processes)}
+
+    def run(rank):
+        monkeypatch.setattr(jobs, "process", lambda: Process(rank, rank, n_processes))
+        return jobs.run_pieces(PIECES, lambda piece: did[rank].append(piece) or piece.make())
+
+    def hand_in(own):
+        handed.update(own)
+        raise LookupError("the others are waited for")
+
+    for rank in range(n_processes):
+        monkeypatch.setattr(jobs, "gather_tensors", hand_in)
+        with pytest.raises(LookupError):
+            run(rank)
+    assert sorted(piece.number for done in did.values() for piece in done) == [0, 1, 2, 3, 4]
+    for rank in range(n_processes):
+        monkeypatch.setattr(jobs, "gather_tensors", lambda own: handed)
+        assert [int(state["square"][0]) for state in run(rank)] == [0, 1, 4, 9, 16]
 
 
 def test_what_is_kept_is_not_made_again(tmp_path):
