@@ -1,0 +1,1 @@
+"""A job in pieces: kept, resumed, shared out over processes, gathered."""
