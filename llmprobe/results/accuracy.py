@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from llmprobe.base.intervals import estimate, fit_decay, holm, paired_p
+from llmprobe.base.intervals import (
+    divide,
+    estimate,
+    fit_decay,
+    geometric_estimate,
+    holm,
+    paired_p,
+)
 from llmprobe.results.base import check_shape, records
 from llmprobe.results.trained import Array, VariantsResult, check_whole
 
@@ -168,7 +175,7 @@ class SyntheticResult(VariantsResult, kind="synthetic"):
         if n <= len(self.lengths):
             slopes = fit_decay(self.lengths[-n:], self.feature_variance[..., -n:]).slope
             at_reference = self.global_variance[..., self.lengths.index(self.reference)]
-            ratio = _divide(self.global_variance[..., -1], at_reference)
+            ratio = divide(self.global_variance[..., -1], at_reference)
             for v, variant in enumerate(self.variants):
                 e = estimate(slopes[v])
                 first = self.lengths[-n]
@@ -184,16 +191,17 @@ class SyntheticResult(VariantsResult, kind="synthetic"):
         import pandas as pd
 
         at = slice(None), slice(None), [self.lengths.index(self.reference)]
-        drift = _divide(self.global_mean - self.global_mean[at], self.global_variance[at])
+        drift = divide(self.global_mean - self.global_mean[at], self.global_variance[at])
         rows = []
         for name in ("mean_drift", "global_variance", "feature_variance"):
-            values = drift if name == "mean_drift" else _log(getattr(self, name))
+            is_drift = name == "mean_drift"
+            values, mean = (
+                (drift, estimate) if is_drift else (getattr(self, name), geometric_estimate)
+            )
             for v, variant in enumerate(self.variants):
                 for n, length in enumerate(self.lengths):
-                    e = estimate(values[v, :, n])
-                    found = np.array([e.mean, e.low, e.high])
-                    found = found if name == "mean_drift" else _exp(found)
-                    rows.append((name, variant, length, *found, e.n))
+                    e = mean(values[v, :, n])
+                    rows.append((name, variant, length, e.mean, e.low, e.high, e.n))
         columns = ["statistic", "variant", "length", "mean", "low", "high", "n_seeds"]
         return pd.DataFrame(rows, columns=columns)
 
@@ -258,16 +266,3 @@ class SyntheticResult(VariantsResult, kind="synthetic"):
         return charts.draw_weights(
             self.top_weights, self.lengths, variants=self.variants, seed=self.seeds[0], ax=ax
         )
-
-
-def _divide(a: Array, b: Array) -> Array:
-    return a / np.where(b == 0, np.nan, b)
-
-
-def _log(x: Array) -> Array:
-    return np.log(np.where(x > 0, x, np.nan))
-
-
-def _exp(x: Array) -> Array:
-    with np.errstate(over="ignore"):  # two seeds that differ wildly have an endless interval
-        return np.exp(x)

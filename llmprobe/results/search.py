@@ -20,7 +20,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from llmprobe.base.intervals import estimate, holm
+from llmprobe.base.intervals import (
+    estimate,
+    geometric_estimate,
+    holm,
+    log_positive,
+    positive_ratio,
+    rank_correlation,
+    signed_rank_p,
+)
 from llmprobe.results.base import check_shape, records
 from llmprobe.results.trained import (
     SCORES,
@@ -48,9 +56,6 @@ OUTCOMES = {
 _TWINS = ("without dropout", "with dropout")
 _RATIOS = ("kl", "illegal_mass")
 """Compared by ratios; the others by differences, since they can be 0."""
-_MIN_SETTINGS = 6
-"""With fewer, Wilcoxon's test cannot reach 5 %; with fewer than 9, not after Holm's correction."""
-_RESAMPLES = 2000
 _DECIMALS = 12
 """Of differences, so that those which differ only by rounding are ties."""
 
@@ -178,7 +183,7 @@ class SearchResult(TrainedResult, kind="search"):
         parts = []
         for effect, where, before, after in pairs:
             columns = {"effect": effect, "where": where, "setting": range(len(self.seeds))}
-            change = _divide(after, before) if ratio else np.round(after - before, _DECIMALS)
+            change = positive_ratio(after, before) if ratio else np.round(after - before, _DECIMALS)
             found = {"without": before, "with": after, "change": change}
             scale = "ratio" if ratio else "difference"
             parts.append(pd.DataFrame(columns | found | {"scale": scale}))
@@ -199,13 +204,11 @@ class SearchResult(TrainedResult, kind="search"):
         rows = []
         for (effect, where), part in pairs.groupby(["effect", "where"], sort=False):
             change = part.change.dropna().to_numpy()
-            change = np.log(change) if ratio else change
-            e = estimate(change)
-            size = np.array([e.mean, e.low, e.high])
-            size = _exp(size) if ratio else size
+            e = geometric_estimate(change) if ratio else estimate(change)
+            change = log_positive(change) if ratio else change
             better = (1 + np.sign(sign * change)) / 2
-            helps = better.mean() if e.n else np.nan
-            rows.append((effect, where, e.n, *size, part.scale.iloc[0], helps, _wilcoxon(change)))
+            found = (e.mean, e.low, e.high, part.scale.iloc[0], better.mean() if e.n else np.nan)
+            rows.append((effect, where, e.n, *found, signed_rank_p(change)))
         columns = ["effect", "where", "n_settings", "effect_size", "low", "high", "scale"]
         frame = pd.DataFrame(rows, columns=[*columns, "helps", "p"])
         return frame.assign(significant=holm(frame.p))
@@ -240,7 +243,7 @@ class SearchResult(TrainedResult, kind="search"):
             ["parameter", "outcome"], sort=False
         ):
             known = part[part[metric].notna()]
-            found = _spearman(known.value.to_numpy(), known[metric].to_numpy())
+            found = rank_correlation(known.value.to_numpy(), known[metric].to_numpy())
             rows.append((parameter, outcome, *found, len(known)))
         columns = ["parameter", "outcome", "rho", "low", "high", "p", "n_settings"]
         return pd.DataFrame(rows, columns=columns)
@@ -317,40 +320,6 @@ class SearchResult(TrainedResult, kind="search"):
     def _check_metric(self, metric: str) -> None:
         if metric not in self.by_length:
             raise ValueError(f"metric is {metric!r}, accepted: {', '.join(self.by_length)}")
-
-
-def _divide(a: Array, b: Array) -> Array:
-    positive = (a > 0) & (b > 0)
-    return np.where(positive, a / np.where(positive, b, 1), np.nan)
-
-
-def _exp(x: Array) -> Array:
-    with np.errstate(over="ignore"):  # two settings that differ wildly have an endless interval
-        return np.exp(x)
-
-
-def _wilcoxon(differences: Array) -> float:
-    from scipy import stats
-
-    if len(differences) < _MIN_SETTINGS or not differences.any():
-        return np.nan
-    return float(stats.wilcoxon(differences).pvalue)
-
-
-def _spearman(x: Array, y: Array) -> tuple[float, float, float, float]:
-    """ρ, its interval and p."""
-    from scipy import stats
-
-    if len(x) < _MIN_SETTINGS or np.ptp(x) == 0 or np.ptp(y) == 0:
-        return np.nan, np.nan, np.nan, np.nan
-    order = np.lexsort((y, x))  # the same resamples in whatever order the settings came
-    draws = order[np.random.default_rng(0).integers(len(x), size=(_RESAMPLES, len(x)))]
-    a, b = (stats.rankdata(values[draws], axis=1) - (len(x) + 1) / 2 for values in (x, y))
-    scale = np.sqrt((a**2).sum(axis=1) * (b**2).sum(axis=1))
-    resampled = (a * b).sum(axis=1) / np.where(scale > 0, scale, np.nan)
-    low, high = np.nanpercentile(resampled, [2.5, 97.5])
-    found = stats.spearmanr(x, y)
-    return float(found.statistic), float(low), float(high), float(found.pvalue)
 
 
 def _verdicts(effects: "pd.DataFrame") -> str:
