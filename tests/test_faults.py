@@ -149,7 +149,7 @@ lengths, samples, room, output = sys.argv[1:]
 torch.set_num_threads(1)
 loaded = load_model("builtin")
 # Whatever is allocated once.
-probe_variance(loaded, "16", samples=2).save(f"{output}-first", figures=("png", "pdf"))
+probe_variance(loaded, "16", samples=2).save(f"{output}-first")
 most = psutil.Process().memory_info().vms + int(room) * 2**20
 resource.setrlimit(resource.RLIMIT_AS, (most, most))
 options = {"layers": None, "query": "fixed", "samples": int(samples), "batch_tokens": 2**15}

@@ -30,6 +30,7 @@ from llmprobe.base.intervals import (
     signed_rank_p,
 )
 from llmprobe.results.base import check_shape, records
+from llmprobe.results.tables import count, interval_cell, p_cell, titled
 from llmprobe.results.trained import (
     SCORES,
     Array,
@@ -38,6 +39,7 @@ from llmprobe.results.trained import (
     check_score,
     check_target,
     check_whole,
+    check_words,
 )
 
 if TYPE_CHECKING:
@@ -73,7 +75,7 @@ class SearchResult(TrainedResult, kind="search"):
     lists: ClassVar[tuple[str, ...]] = (*TrainedResult.lists, "weights")
 
     n_sequences: tuple[int, ...]
-    """Test sequences, one number a length."""
+    """Test sequences, one number per length."""
     vocab: int
     target: str
     """What training's loss was taken against: one allowed token (sampled), or all (exact)."""
@@ -119,18 +121,17 @@ class SearchResult(TrainedResult, kind="search"):
         self._check_ranges()
 
     def _check_words(self) -> None:
-        if not all(isinstance(w, str) for w in (*self.ranges, *self.ranges.values())):
-            raise ValueError("ranges need words")
+        check_words("ranges", (*self.ranges, *self.ranges.values()))
         if self.weights != WEIGHTS:
-            raise ValueError(f"weights are {self.weights!r}, accepted: {WEIGHTS!r}")
+            raise ValueError(f"weights: got {self.weights!r}, accepted: {WEIGHTS!r}")
         if missing := [name for name in OUTCOMES if name not in self.ranges]:
-            raise ValueError(f"ranges need words for {', '.join(missing)} too")
+            raise ValueError(f"ranges: got none for {', '.join(missing)}, accepted: one for each")
 
     def _check_ranges(self) -> None:
         for name, least in (("width", 1), ("depth", 1), ("diverged", -1)):
             given = getattr(self, name)
             if given.dtype.kind != "i" or (given < least).any():
-                raise ValueError(f"{name} has other values, accepted: whole numbers from {least}")
+                raise ValueError(f"{name} has values out of range, accepted: integers from {least}")
         rate, dropout, decay = self.learning_rate, self.dropout, self.ema_decay
         fits = {
             "learning_rate": (np.isfinite(rate) & (rate > 0), "positive numbers"),
@@ -139,7 +140,7 @@ class SearchResult(TrainedResult, kind="search"):
         }
         for name, (fit, accepted) in fits.items():
             if not fit.all():
-                raise ValueError(f"{name} has other values, accepted: {accepted}")
+                raise ValueError(f"{name} has values out of range, accepted: {accepted}")
 
     @property
     def region(self) -> str:
@@ -271,19 +272,61 @@ class SearchResult(TrainedResult, kind="search"):
             f"{self.steps} steps; KL {self.region}: {', '.join(found)}"
         )
 
+    def table(self, *, width: int | None = None) -> Any:
+        """The paired effects and the rank correlations."""
+        from rich.console import Group
+        from rich.text import Text
+
+        effects = titled(
+            f"KL {self.region}, with / without: geometric mean over settings, 95 % CI, share of "
+            "settings that improve, p of Wilcoxon's test (* significant after Holm's correction)"
+        )
+        for name in ("effect", "in"):
+            effects.add_column(name)
+        for name in ("ratio", "95 % CI", "helps", "p", "settings"):
+            effects.add_column(name, justify="right", no_wrap=True)
+        for row in self.effect_frame().to_dict("records"):
+            effects.add_row(
+                row["effect"],
+                row["where"],
+                f"{row['effect_size']:.3f}",
+                interval_cell(row, "{:.3f} to {:.3f}"),
+                f"{row['helps']:.0%}",
+                p_cell(row["p"], significant=row["significant"]),
+                f"{row['n_settings']}",
+            )
+        correlations = self.correlation_frame()
+        ranks = titled(
+            "Spearman's rank correlation with KL, with a bootstrap CI over "
+            f"{count(correlations.n_settings, 'setting')}"
+        )
+        for name in ("parameter", "drawn from", "KL of"):
+            ranks.add_column(name)
+        for name in ("rho", "95 % CI", "p"):
+            ranks.add_column(name, justify="right", no_wrap=True)
+        for row in correlations.to_dict("records"):
+            drawn = Text(self.ranges[row["parameter"]])
+            interval = interval_cell(row, "{:+.2f} to {:+.2f}")
+            rho = "–" if np.isnan(row["rho"]) else f"{row['rho']:+.2f}"
+            ranks.add_row(row["parameter"], drawn, row["outcome"], rho, interval, p_cell(row["p"]))
+        return Group(effects, Text(), ranks)
+
+    def remarks(self) -> list[str]:
+        return [self.reading()]
+
     def reading(self) -> str:
         """Whether dropout and averaging help, in sentences."""
         effects = self.effect_frame()
         is_dropout = effects.effect == "dropout"
         n = sorted({effects.n_settings.min(), effects.n_settings.max()})
         return (
-            f"With a {self.schedule} learning rate, “dropout helps” was "
+            f"With a {self.schedule} learning rate, “dropout helps” is "
             f"{_verdicts(effects[is_dropout])}. "
-            f"“Averaging helps” was {_verdicts(effects[~is_dropout])}. "
-            f"Confirmed means that the 95 % interval of the ratio of KL {self.region} over "
-            f"settings (n = {' to '.join(map(str, n))}) lies below 1 and Wilcoxon's test is "
-            f"significant after Holm's correction over {len(effects)} comparisons; refuted, that "
-            "it lies above 1 and is significant."
+            f"“Averaging helps” is {_verdicts(effects[~is_dropout])}. "
+            f"Confirmed: the 95 % CI of the ratio of KL {self.region}, over settings (n = "
+            f"{' to '.join(map(str, n))}), lies below 1, and Wilcoxon's test is significant after "
+            f"Holm's correction over {len(effects)} comparisons. Refuted: the CI lies above 1, and "
+            "the test is significant."
         )
 
     def to_document(self) -> dict[str, Any]:
@@ -291,19 +334,18 @@ class SearchResult(TrainedResult, kind="search"):
             "effects": records(self.effect_frame()),
             "correlations": records(self.correlation_frame()),
             "reading": self.reading(),
-            "warnings": list(self.warnings),
             "ranges": dict(self.ranges),
         }
 
     def _draw(self, kind: str, ax: Any) -> Any:
-        import llmprobe.results.figures.search as charts
+        from llmprobe.results.figures import search as figures
 
         outcome = f"KL {self.region}"
         if kind == "effects":
             pairs, effects = self.pairs_frame(), self.effect_frame()
-            return charts.draw_effects(pairs, effects, outcome=outcome, ax=ax)
+            return figures.draw_effects(pairs, effects, outcome=outcome, ax=ax)
         frame, correlations = self.scatter_frame(), self.correlation_frame()
-        return charts.draw_settings(frame, correlations, outcome=outcome, ax=ax)
+        return figures.draw_settings(frame, correlations, outcome=outcome, ax=ax)
 
     def _beyond(self) -> NDArray[np.bool_]:
         return np.array(self.lengths) > self.train_lengths[1]
@@ -319,7 +361,7 @@ class SearchResult(TrainedResult, kind="search"):
 
     def _check_metric(self, metric: str) -> None:
         if metric not in self.by_length:
-            raise ValueError(f"metric is {metric!r}, accepted: {', '.join(self.by_length)}")
+            raise ValueError(f"metric: got {metric!r}, accepted: {', '.join(self.by_length)}")
 
 
 def _verdicts(effects: "pd.DataFrame") -> str:

@@ -71,7 +71,7 @@ class Workspace:
     ) -> None:
         """Put the result of all pieces beside them."""
         try:
-            result.save_into(self.folder, figures=("png", "pdf"), also=also, before=before)
+            result.save_into(self.folder, also=also, before=before)
         except OSError as error:
             raise CheckpointError(
                 f"{self.folder}: the result cannot be written ({error.strerror}); what is done "

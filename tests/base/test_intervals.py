@@ -177,7 +177,9 @@ def test_an_estimate_is_scipys_mean_and_interval(values):
     assert found.mean == pytest.approx(np.mean(values), abs=1e-9)
     assert found.sd == pytest.approx(np.std(values, ddof=1), rel=1e-9, abs=1e-9)
     if found.sd:
-        interval = scipy_stats.t.interval(0.95, len(values) - 1, np.mean(values), scipy_stats.sem(values))
+        interval = scipy_stats.t.interval(
+            0.95, len(values) - 1, np.mean(values), scipy_stats.sem(values)
+        )
         np.testing.assert_allclose([found.low, found.high], interval, rtol=1e-9, atol=1e-9)
     else:
         assert found.low == found.high == found.mean
@@ -225,7 +227,7 @@ def test_p_is_below_the_level_exactly_where_the_interval_leaves_out_zero():
     assert 0 < np.mean(outside) < 1
 
 
-def test_the_interval_covers_the_truth_as_often_as_it_says():
+def test_the_interval_of_a_mean_covers_the_truth_as_often_as_it_says():
     rng = np.random.default_rng(1)
     covered = [
         found.low <= 0.3 <= found.high
