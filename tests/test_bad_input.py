@@ -48,7 +48,7 @@ def stock(tmp_path_factory):
     training = {"steps": 4, "sets": 4, "lengths": "8", "batch": 4}
     train_synthetic(output=folder / "lab", **training)
     shutil.copytree(folder / "lab", folder / "half")
-    for name in ("result.json", "arrays.npz", "synthetic.png", "synthetic.pdf"):
+    for name in ("result.json", "arrays.npz"):
         (folder / "half" / name).unlink()
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(units, "summarize", _stop)
