@@ -330,4 +330,4 @@ def check_shape(name: str, array: Any, shape: tuple[int, ...]) -> None:
     """For `__post_init__`: a field that must be numbers of a shape."""
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "if" or array.shape != shape:
         came = getattr(array, "shape", type(array).__name__)
-        raise ValueError(f"{name} has shape {came}, needs numbers of shape {shape}")
+        raise ValueError(f"{name} has shape {came}, accepted: numbers of shape {shape}")
