@@ -35,6 +35,7 @@ _HOME = {
     "paper_style": "results.figures.style",
     "load_result": "results.opening",
     "merge_results": "runs.merging",
+    "Result": "results.base",
     "AttentionResult": "results.attention",
     "VarianceResult": "results.variance",
     "LLMProbeError": "errors",

@@ -12,9 +12,10 @@ import os
 import re
 import shutil
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 import numpy as np
 from numpy.lib import format as npy
@@ -121,6 +122,26 @@ def write_into(
         sync(target)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file to write that takes the place of `path` once the block ends without an error.
+
+    What is at `path` until then stays; a link there is replaced, not followed.
+    """
+    beside = _beside(path, "partial")
+    try:
+        beside.unlink(missing_ok=True)
+        with beside.open("xb") as file:
+            yield file
+        beside.replace(path)
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise type(error)(error.errno, error.strerror, str(path)) from None
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def sweep_partial(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Slopes, means and differences with their intervals, and the tests that go with them.
+"""All mathematics of intervals: slopes, means, paired differences, rank correlations, and tests.
 
 How fast a standard deviation falls with the length: the slope on log-log axes.
 
@@ -11,8 +11,10 @@ One number a seed: its mean with an interval, and the tests that compare two of 
 
     better = estimate(accuracy_with - accuracy_without)   # paired: a difference for each seed
     better.mean, better.low, better.high, paired_p(better)
+    ratio = geometric_estimate(positive_ratio(loss_with, loss_without))
+    signed_rank_p(differences), rank_correlation(x, y)
 
-This module needs numpy and scipy only, so saved results can be fitted anew without torch.
+This module needs numpy and scipy only, so saved results can be fitted again without torch.
 """
 
 from collections.abc import Sequence
@@ -90,7 +92,7 @@ def fit_decay(
     if not 0 < level < 1:
         raise ValueError(f"fit_decay: got level {level}, accepted: between 0 and 1, such as 0.95")
 
-    slope, r2 = _least_squares(x, _log(y))
+    slope, r2 = _least_squares(x, log_positive(y))
     reason = _degenerate(lengths, y)
     if len(x) == 2:
         r2 = np.full_like(slope, np.nan)
@@ -112,7 +114,7 @@ def fit_decay(
             )
         if sizes is not None and (len(sizes) != n_groups or min(sizes) < 1):
             raise ValueError(f"fit_decay: got sizes {sizes!r}, needs {n_groups} positive numbers")
-        replicates, _ = _least_squares(x, _log(left_out))
+        replicates, _ = _least_squares(x, log_positive(left_out))
         half = _half_width(
             slope, replicates, np.asarray([1] * n_groups if sizes is None else sizes), level
         )
@@ -146,8 +148,20 @@ def _half_width(slope: Array, replicates: Array, sizes: NDArray[np.int64], level
     return special.stdtrit(n_groups - 1, (1 + level) / 2) * np.sqrt(variance)
 
 
-def _log(std: Array) -> Array:
-    return np.log(np.where(np.isfinite(std) & (std > 0), std, np.nan))
+def log_positive(values: Array) -> Array:
+    """The logarithm; NaN where a value is not positive or not finite."""
+    return np.log(np.where(np.isfinite(values) & (values > 0), values, np.nan))
+
+
+def divide(a: Array, b: Array) -> Array:
+    """a / b; NaN where b is 0."""
+    return a / np.where(b == 0, np.nan, b)
+
+
+def positive_ratio(a: Array, b: Array) -> Array:
+    """a / b where both are positive, so that it has a logarithm; else NaN."""
+    positive = (a > 0) & (b > 0)
+    return np.where(positive, a / np.where(positive, b, 1), np.nan)
 
 
 def _degenerate(lengths: Sequence[int], std: Array) -> NDArray[np.str_]:
@@ -166,7 +180,10 @@ def _add(reason: NDArray[np.str_], where: NDArray[np.bool_], text: str) -> NDArr
 
 LEVEL = 0.05
 _ROUNDING = 1e-12
-"""A spread that is smaller than this, beside the values, is none: shares are rounded."""
+"""A spread that is this much smaller than the values counts as none: shares are rounded."""
+_MIN_PAIRS = 6
+"""With fewer, Wilcoxon's test cannot reach 5 %; with fewer than 9, not after Holm's correction."""
+_RESAMPLES = 2000
 
 
 class Estimate(NamedTuple):
@@ -181,8 +198,6 @@ class Estimate(NamedTuple):
 
 def estimate(values: ArrayLike) -> Estimate:
     """The mean of one number a seed; those that are not finite are left out."""
-    from scipy import special
-
     known = np.asarray(values, dtype=np.float64)
     known = known[np.isfinite(known)]
     n = len(known)
@@ -195,10 +210,20 @@ def estimate(values: ArrayLike) -> Estimate:
     return Estimate(mean, sd, mean - half, mean + half, n)
 
 
+def geometric_estimate(values: ArrayLike) -> Estimate:
+    """The geometric mean of positive numbers, with the t interval of their logarithms.
+
+    `sd` is the geometric standard deviation, a factor. Numbers that are not positive or not finite
+    are left out.
+    """
+    *logs, n = estimate(log_positive(np.asarray(values, dtype=np.float64)))
+    with np.errstate(over="ignore"):  # two numbers that differ wildly: the upper end is infinite
+        mean, sd, low, high = np.exp(np.array(logs)).tolist()
+    return Estimate(mean, sd, low, high, n)
+
+
 def paired_p(difference: Estimate) -> float:
     """Of the two-sided t test that the mean difference is 0; NaN where it does not vary."""
-    from scipy import special
-
     if not difference.sd > 0:
         return np.nan
     t = difference.mean / (difference.sd / difference.n**0.5)
@@ -217,3 +242,32 @@ def holm(p: ArrayLike, level: float = LEVEL) -> NDArray[np.bool_]:
     rejected = np.zeros(len(values), dtype=bool)
     rejected[order] = np.logical_and.accumulate(fall)  # the first that stands saves the rest
     return rejected
+
+
+def signed_rank_p(differences: Array) -> float:
+    """Of Wilcoxon's signed-rank test; NaN for fewer than 6 differences, or if all are 0."""
+    from scipy import stats
+
+    if len(differences) < _MIN_PAIRS or not differences.any():
+        return np.nan
+    return float(stats.wilcoxon(differences).pvalue)
+
+
+def rank_correlation(x: Array, y: Array) -> tuple[float, float, float, float]:
+    """Spearman's ρ, the ends of its 95 % interval, and p.
+
+    The interval is the percentile interval of 2000 resamples. All are NaN for fewer than 6 pairs,
+    or if x or y does not vary.
+    """
+    from scipy import stats
+
+    if len(x) < _MIN_PAIRS or np.ptp(x) == 0 or np.ptp(y) == 0:
+        return np.nan, np.nan, np.nan, np.nan
+    order = np.lexsort((y, x))  # the same resamples in whatever order the pairs came
+    draws = order[np.random.default_rng(0).integers(len(x), size=(_RESAMPLES, len(x)))]
+    a, b = (stats.rankdata(values[draws], axis=1) - (len(x) + 1) / 2 for values in (x, y))
+    scale = np.sqrt((a**2).sum(axis=1) * (b**2).sum(axis=1))
+    resampled = (a * b).sum(axis=1) / np.where(scale > 0, scale, np.nan)
+    low, high = np.nanpercentile(resampled, [2.5, 97.5])
+    found = stats.spearmanr(x, y)
+    return float(found.statistic), float(low), float(high), float(found.pvalue)

@@ -11,7 +11,7 @@
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -101,3 +101,10 @@ def _check(values: list[int], shown: object) -> tuple[int, ...]:
         repeated = next(value for value in sorted(values) if values.count(value) > 1)
         raise ValueError(f"lengths: {shown!r} has {repeated} more than once; {ACCEPTED}")
     return tuple(sorted(values))
+
+
+def spread(items: Sequence[int], n: int) -> list[int]:
+    """At most n of the items, evenly, the first and the last among them."""
+    if len(items) <= n:
+        return list(items)
+    return [items[round(i * (len(items) - 1) / (n - 1))] for i in range(n)]

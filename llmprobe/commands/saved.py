@@ -52,34 +52,32 @@ def compare(
 ) -> None:
     """Overlay several variance results in one figure and table their slopes."""
     check_drawing()
-    from matplotlib import pyplot as plt
-
-    from llmprobe.results import tables as reports
+    from llmprobe.results.figures.style import write_figure
     from llmprobe.results.figures.variance import draw_comparison
     from llmprobe.results.opening import load_result
-    from llmprobe.results.variance import VarianceResult
+    from llmprobe.results.variance import VarianceResult, compare_table
 
     if output.suffix not in (".png", ".pdf", ".svg"):
         raise ValueError(f"output: got {output}, accepted: a name that ends in .png, .pdf or .svg")
-    results = [(folder, load_result(folder)) for folder in folders]
-    for folder, result in results:
+    results = []
+    for folder in folders:
+        result = load_result(folder)
         if not isinstance(result, VarianceResult):
             raise ValueError(f"{folder} is a result of {result.kind}; compare those of variance")
-    names = [result.provenance.model for _, result in results]
+        results.append(result)
+    names = [result.provenance.model for result in results]
     if len(set(names)) < len(names):
-        names = [folder.name for folder, _ in results]
+        names = [folder.name for folder in folders]
     if len(set(names)) < len(names):
-        names = [str(folder) for folder, _ in results]
+        names = [str(folder) for folder in folders]
     if len(set(names)) < len(names):
         raise ValueError("compare: got the same folder twice, accepted: different ones")
     check_place(output)
-    named = dict(zip(names, (result for _, result in results), strict=True))
+    named = dict(zip(names, results, strict=True))
     axes = draw_comparison({name: result.to_frame() for name, result in named.items()})
     output.parent.mkdir(parents=True, exist_ok=True)
-    plt.figure(axes.get_figure(root=True))
-    plt.savefig(output, dpi=200)
-    plt.close()
-    print_table(reports.compare_table(named.items()))  # type: ignore[arg-type]
+    write_figure(axes, output)
+    print_table(compare_table(named.items()))
     typer.echo(f"figure: {output}")
 
 

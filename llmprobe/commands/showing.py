@@ -1,4 +1,4 @@
-"""How commands show a result: one document, or a table with what it says and what weakens it."""
+"""How commands show a result: figures in its folder, and a table or a JSON document printed."""
 
 import json
 from pathlib import Path
@@ -11,41 +11,38 @@ if TYPE_CHECKING:
 
 
 def show_result(result: "Result", folder: Path, *, as_json: bool) -> None:
-    """What a command that made a result prints of it, and where it is."""
+    """Draw a result's figures into its folder and print the result."""
+    draw_figures(result, folder)
     if as_json:
         typer.echo(json.dumps(result.to_document() | {"output": folder.name}))
         return
-    from llmprobe.results.series import SeriesResult
-
     typer.echo(result.headline())
-    if isinstance(result, SeriesResult):
-        _show_series(result)
-    else:
-        from llmprobe.results.tables import lab_table
-
-        print_table(lab_table(result))
-    for warning in getattr(result, "warnings", ()):
+    print_table(result.table(width=terminal_width()))
+    for remark in result.remarks():
+        typer.echo(remark)
+    for warning in result.warnings:
         typer.echo(f"note: {warning}")
-    figures = (f"{result.kind}.png", f"{result.kind}.pdf")
-    names = ("result.json", "arrays.npz", *figures, "evidence.safetensors", "checkpoints")
+    names = ("result.json", "arrays.npz", *_figures(result), "evidence.safetensors", "checkpoints")
     there = ", ".join(name for name in names if (folder / name).exists())
     typer.echo(f"saved: {folder} ({there})")
 
 
-def _show_series(result: Any) -> None:
-    from llmprobe.results import tables as reports
-    from llmprobe.results.variance import VarianceResult
+def draw_figures(result: "Result", folder: Path) -> None:
+    """Draw the figures that a saved result lacks, or that are older than it."""
+    saved = (folder / "result.json").stat().st_mtime_ns
+    for name in _figures(result):
+        figure = folder / name
+        drawn = figure.is_file() and not figure.is_symlink()
+        if not drawn or figure.stat().st_mtime_ns < saved:
+            result.save_figure(figure)
 
-    print_table(reports.table_of(result, width=terminal_width()))
-    if isinstance(result, VarianceResult):
-        if result.accuracy:
-            shares = (f"{n}: {a:.0%}" for n, a in zip(result.lengths, result.accuracy, strict=True))
-            typer.echo(f"first token of the answer right, by length: {', '.join(shares)}")
-        typer.echo(result.reading())
+
+def _figures(result: "Result") -> tuple[str, ...]:
+    return f"{result.kind}.png", f"{result.kind}.pdf"
 
 
 def terminal_width() -> int | None:
-    """None where the output goes to no terminal: then nothing is left out or cut."""
+    """None if the output is no terminal: then no column is left out or cut."""
     from rich.console import Console
 
     console = Console()

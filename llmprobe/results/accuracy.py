@@ -1,4 +1,4 @@
-"""The lab's result: how well variants do at lengths that training never saw, over many seeds.
+"""Sets: how accurate variants are at lengths that training never saw, over many seeds.
 
     result = load_result("runs/argmax")
     result.compare_frame()     # each variant against the first one, paired over seeds
@@ -17,8 +17,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from llmprobe.base.intervals import estimate, fit_decay, holm, paired_p
+from llmprobe.base.intervals import (
+    divide,
+    estimate,
+    fit_decay,
+    geometric_estimate,
+    holm,
+    paired_p,
+)
 from llmprobe.results.base import check_shape, records
+from llmprobe.results.tables import count, heading, interval_cell, mean_cell, p_cell, titled
 from llmprobe.results.trained import Array, VariantsResult, check_whole
 
 if TYPE_CHECKING:
@@ -54,7 +62,7 @@ class SyntheticResult(VariantsResult, kind="synthetic"):
     lists: ClassVar[tuple[str, ...]] = (*VariantsResult.lists, "feature_indices")
 
     n_sets: tuple[int, ...]
-    """Test sets, one number a length."""
+    """Test sets, one number per length."""
     chance: float
     """Accuracy of guessing."""
     feature_indices: tuple[int, ...]
@@ -81,7 +89,7 @@ class SyntheticResult(VariantsResult, kind="synthetic"):
         super().__post_init__()
         check_whole("feature_indices", self.feature_indices)
         if not isinstance(self.chance, float) or not 0 <= self.chance <= 1:
-            raise ValueError(f"chance is {self.chance!r}, accepted: a share from 0 to 1")
+            raise ValueError(f"chance: got {self.chance!r}, accepted: a share from 0 to 1")
         shape = (len(self.variants), len(self.seeds), len(self.lengths))
         for name in self.by_length:
             check_shape(name, getattr(self, name), shape)
@@ -97,7 +105,7 @@ class SyntheticResult(VariantsResult, kind="synthetic"):
             )
         known = self.accuracy[~np.isnan(self.accuracy)]
         if ((known < 0) | (known > 1)).any():
-            raise ValueError("accuracy has values that are no shares, accepted: 0 to 1, NaN")
+            raise ValueError("accuracy has values out of range, accepted: 0 to 1, or NaN")
 
     @property
     def reference(self) -> int:
@@ -168,7 +176,7 @@ class SyntheticResult(VariantsResult, kind="synthetic"):
         if n <= len(self.lengths):
             slopes = fit_decay(self.lengths[-n:], self.feature_variance[..., -n:]).slope
             at_reference = self.global_variance[..., self.lengths.index(self.reference)]
-            ratio = _divide(self.global_variance[..., -1], at_reference)
+            ratio = divide(self.global_variance[..., -1], at_reference)
             for v, variant in enumerate(self.variants):
                 e = estimate(slopes[v])
                 first = self.lengths[-n]
@@ -184,16 +192,17 @@ class SyntheticResult(VariantsResult, kind="synthetic"):
         import pandas as pd
 
         at = slice(None), slice(None), [self.lengths.index(self.reference)]
-        drift = _divide(self.global_mean - self.global_mean[at], self.global_variance[at])
+        drift = divide(self.global_mean - self.global_mean[at], self.global_variance[at])
         rows = []
         for name in ("mean_drift", "global_variance", "feature_variance"):
-            values = drift if name == "mean_drift" else _log(getattr(self, name))
+            is_drift = name == "mean_drift"
+            values, mean = (
+                (drift, estimate) if is_drift else (getattr(self, name), geometric_estimate)
+            )
             for v, variant in enumerate(self.variants):
                 for n, length in enumerate(self.lengths):
-                    e = estimate(values[v, :, n])
-                    found = np.array([e.mean, e.low, e.high])
-                    found = found if name == "mean_drift" else _exp(found)
-                    rows.append((name, variant, length, *found, e.n))
+                    e = mean(values[v, :, n])
+                    rows.append((name, variant, length, e.mean, e.low, e.high, e.n))
         columns = ["statistic", "variant", "length", "mean", "low", "high", "n_seeds"]
         return pd.DataFrame(rows, columns=columns)
 
@@ -227,22 +236,72 @@ class SyntheticResult(VariantsResult, kind="synthetic"):
             return line
         more = f" and {n - 3} more" if n > 3 else ""
         return (
-            f"{line}; points against {self.variants[0]} at {self.lengths[-1]}: "
+            f"{line}; accuracy against {self.variants[0]} at {self.lengths[-1]}, in points: "
             f"{', '.join(found[:2])}{more}"
         )
+
+    def table(self, *, width: int | None = None) -> Any:
+        """A table for each variant against the first one, a row per length, and how tails fall.
+
+        One table for all would be wider than a terminal from the third variant on.
+        """
+        from rich.console import Group
+        from rich.text import Text
+
+        summary, comparisons = self.summary_frame(), self.compare_frame()
+        first, *others = self.variants
+        parts: list[Any] = []
+        for name in others or [first]:
+            parts += [_against(name, summary, comparisons[comparisons.variant == name]), Text()]
+        about = (
+            f"accuracy in %, mean ± standard deviation over {count(summary.n_seeds, 'seed')}; "
+            f"{count(self.n_sets, 'set')} per length, the same for all seeds"
+        )
+        if others:
+            about += (
+                f"; difference in points, paired over {count(comparisons.n_seeds, 'seed')}, with "
+                "its 95 % CI over seeds; p of the paired t test; * significant at 0.05 after "
+                "Holm's correction over the lengths"
+            )
+        parts.append(Text(about, style="italic"))
+        if len(tail := self.tail_frame()):
+            parts += [Text(), self._tail_table(tail)]
+        return Group(*parts)
+
+    def _tail_table(self, tail: "pd.DataFrame") -> Any:
+        """A row per variant: the slope of the variance of single features."""
+        from rich.text import Text
+
+        table = titled(
+            "variance of a feature over sets: slope of log variance over log N for N ≥ "
+            f"{tail.first_length[0]}"
+        )
+        table.add_column("variant", overflow="fold")
+        for name in ("slope", "95 % CI", "seeds"):
+            table.add_column(name, justify="right", no_wrap=True)
+        ratio = f"{self.lengths[-1]} / {self.reference}"
+        table.add_column(f"global variance\n{ratio}", justify="right")
+        for row in tail.to_dict("records"):
+            table.add_row(
+                Text(row["variant"]),
+                f"{row['slope']:+.2f}",
+                interval_cell(row, "{:+.2f} to {:+.2f}"),
+                f"{row['n_seeds']}",
+                f"{row['global_variance_ratio']:.2g}",
+            )
+        return table
 
     def to_document(self) -> dict[str, Any]:
         return super().to_document() | {
             "comparisons": records(self.compare_frame()),
             "tail": records(self.tail_frame()),
-            "warnings": list(self.warnings),
         }
 
     def _draw(self, kind: str, ax: Any) -> Any:
-        import llmprobe.results.figures.accuracy as charts
+        from llmprobe.results.figures import accuracy as figures
 
         if kind == "accuracy":
-            return charts.draw_accuracy(
+            return figures.draw_accuracy(
                 self.summary_frame(),
                 self.compare_frame(),
                 train_lengths=self.train_lengths,
@@ -252,22 +311,34 @@ class SyntheticResult(VariantsResult, kind="synthetic"):
             )
         if kind == "shift":
             frame = self.shift_frame()
-            return charts.draw_shift(frame, reference=self.reference, n_sets=self.n_sets, ax=ax)
+            return figures.draw_shift(frame, reference=self.reference, n_sets=self.n_sets, ax=ax)
         if kind == "features":
-            return charts.draw_features(self.feature_frame(), seed=self.seeds[0], ax=ax)
-        return charts.draw_weights(
+            return figures.draw_features(self.feature_frame(), seed=self.seeds[0], ax=ax)
+        return figures.draw_weights(
             self.top_weights, self.lengths, variants=self.variants, seed=self.seeds[0], ax=ax
         )
 
 
-def _divide(a: Array, b: Array) -> Array:
-    return a / np.where(b == 0, np.nan, b)
-
-
-def _log(x: Array) -> Array:
-    return np.log(np.where(x > 0, x, np.nan))
-
-
-def _exp(x: Array) -> Array:
-    with np.errstate(over="ignore"):  # two seeds that differ wildly have an endless interval
-        return np.exp(x)
+def _against(variant: str, summary: "pd.DataFrame", comparisons: "pd.DataFrame") -> Any:
+    """A row per length: accuracy of the reference and of the variant, and their difference."""
+    table = titled()
+    table.add_column("length", justify="right", no_wrap=True)
+    shown = list(dict.fromkeys([*comparisons.reference, variant]))
+    for name in shown:
+        table.add_column(heading(name), justify="right")
+    for name in ("difference", "95 % CI", "p") if len(shown) > 1 else ():
+        table.add_column(name, justify="left" if name == "p" else "right", no_wrap=True)
+    accuracy = summary.set_index(["variant", "length"])[["mean", "sd"]] * 100
+    ends = {
+        row["length"]: (
+            f"{100 * row['difference']:+.1f}",
+            interval_cell(row, "[{:+.1f}, {:+.1f}]", scale=100),
+            p_cell(row["p"], significant=row["significant"]),
+        )
+        for row in comparisons.to_dict("records")
+    }
+    for length in dict.fromkeys(summary.length):
+        means = (accuracy.loc[(name, length)] for name in shown)
+        cells = (mean_cell(m["mean"], m["sd"]) for m in means)
+        table.add_row(f"{length}", *cells, *ends.get(length, ()))
+    return table

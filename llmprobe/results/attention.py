@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from llmprobe.base.intervals import divide
 from llmprobe.results.base import check_shape
 from llmprobe.results.series import Array, SeriesResult
 
@@ -57,6 +58,17 @@ class AttentionResult(SeriesResult, kind="attention"):
         super().__post_init__()
         kept = self.top.shape
         check_shape("top", self.top, (*kept[:1], len(self.lengths), *kept[2:4]))
+
+    def table(self, *, width: int | None = None) -> Any:
+        share = divide(self.measured_variance[:, -1], self.predicted_variance[:, -1])
+        columns = {
+            "entropy": self.entropy[:, -1],
+            "first token": self.first[:, -1],
+            "variance / predicted": share,
+        }
+        ends = {name: [f"{value:.2f}" for value in values] for name, values in columns.items()}
+        title = "effective tokens 1/Σa², mean over prompts"
+        return self._table(title, self.effective, ends=ends, width=width)
 
     def _draw(self, kind: str, ax: Any) -> Any:
         from llmprobe.results.figures import attention as figures

@@ -3,8 +3,12 @@
 A result's folder has `result.json` (what it is and where it came from) and `arrays.npz` (the
 numbers). It opens, becomes a frame and draws its figures without torch.
 
-    Provenance   which software, model, prompts and arguments made the numbers
-    Result       what all results share: save, repr, HTML; the kinds are in `kinds`
+    Provenance       which software, model, prompts and arguments made the numbers
+    Result           what all results share: save, figures, repr, HTML
+    missing_as_nan   a column that folders of older versions lack
+
+To add a kind of result, add one module to this folder with a subclass of `Result`, and one to
+`figures/` if it has figures. Nothing else lists the kinds.
 """
 
 import dataclasses
@@ -85,24 +89,46 @@ class Provenance:
         )
 
 
+def missing_as_nan(*shape: str) -> Any:
+    """A field of a result for an array that folders of older versions lack.
+
+    `shape` names the fields whose lengths are the array's shape. In an older folder, where the
+    array is missing, it is NaN everywhere:
+
+        kurtosis: Array = missing_as_nan("layer_type", "lengths")
+
+    A field that is no array takes a plain default instead. A field without any default is
+    required: a folder that lacks it is refused.
+    """
+    return dataclasses.field(default=None, metadata={"shape": shape})
+
+
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Result(ABC):
-    """Base of all results. A kind is a frozen dataclass.
+    """Base of all results: frozen numbers that know what made them.
 
-    Its array fields go to `arrays.npz`, its other fields to `result.json`. `__post_init__` of the
-    subclass checks shapes, so that a folder from a stranger is checked when it is opened.
+    `headline()` is the result in one line, `table()` what a terminal shows, `to_frame()` a tidy
+    pandas table for analysis of your own, `plot()` one of the figures that `plots` lists. `save()`
+    writes a folder that `load_result` opens, without torch.
+
+    A kind is a frozen dataclass. Its array fields go to `arrays.npz`, its other fields to
+    `result.json`. `__post_init__` of the subclass checks them, because a folder may come from
+    anybody. A field that is added later needs a default (`missing_as_nan` for arrays), so that
+    folders of older versions still open.
     """
 
     kind: ClassVar[str] = ""
     """Names the class in `result.json`: `class VarianceResult(Result, kind="variance")`."""
     kinds: ClassVar[dict[str, type["Result"]]] = {}
     plots: ClassVar[dict[str, str]]
-    """Names of the figures and what each shows."""
+    """Names of the figures and what each shows; the first is the default."""
     joins: ClassVar[str] = ""
     """The module whose `join(folders)` makes one result of several. A name, so that a result
     needs no torch; `merge_results` imports it."""
 
     provenance: Provenance
+    warnings: tuple[str, ...]
+    """What weakens the numbers, in words."""
 
     def __init_subclass__(cls, kind: str = "") -> None:
         cls.kind = kind
@@ -112,10 +138,16 @@ class Result(ABC):
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
+            if value is None and "shape" in field.metadata:
+                shape = [len(getattr(self, name)) for name in field.metadata["shape"]]
+                value = np.full(shape, np.nan)
             if isinstance(value, np.ndarray):
                 frozen = value.copy()
                 frozen.setflags(write=False)
                 object.__setattr__(self, field.name, frozen)
+        object.__setattr__(self, "warnings", tuple(self.warnings))
+        if not all(isinstance(warning, str) for warning in self.warnings):
+            raise ValueError(f"warnings: got {self.warnings!r}, accepted: strings")
 
     @property
     def default_plot(self) -> str:
@@ -123,21 +155,33 @@ class Result(ABC):
         return next(iter(self.plots))
 
     @abstractmethod
-    def to_frame(self) -> "pd.DataFrame":
-        """The numbers as a tidy table; its columns are public."""
-
-    @abstractmethod
     def headline(self) -> str:
         """The result in one line."""
+
+    @abstractmethod
+    def table(self, *, width: int | None = None) -> Any:
+        """The main numbers as a rich table, or a group of tables, to print.
+
+        In a terminal of `width` columns, columns that do not fit may be left out; the table says
+        so. None means that there is no limit.
+        """
+
+    @abstractmethod
+    def to_frame(self) -> "pd.DataFrame":
+        """The numbers as a tidy pandas table, with plain dtypes; its columns are public."""
 
     @abstractmethod
     def _draw(self, kind: str, ax: Any) -> Any:
         """Draw one of `plots`."""
 
+    def remarks(self) -> list[str]:
+        """Sentences to print below the table: what the numbers say."""
+        return []
+
     def plot(self, kind: str | None = None, *, ax: Any = None) -> Any:
         """Draw one of `plots` into `ax` or a new figure; nothing is shown or saved.
 
-        Gives the Axes, or an array of them where the figure has several panels.
+        Returns the Axes, or an array of them if the figure has several panels.
         """
         kind = self.default_plot if kind is None else kind
         if kind not in self.plots:
@@ -149,53 +193,52 @@ class Result(ABC):
         folder: str | os.PathLike[str],
         *,
         overwrite: bool = False,
-        figures: Sequence[str] = (),
         also: Also = _nothing_else,
     ) -> Path:
-        """Write the result's folder, whole or not at all; an existing one only if told to.
+        """Write the result's folder, whole or not at all.
 
-        `figures` are formats (png, pdf, svg) in which to put the default figure beside it; `also`
-        is called to write more into the folder.
+        An existing result is replaced only with `overwrite`. `also` is called with the folder to
+        write more files into it. Figures are not drawn: see `save_figures`.
         """
         target = as_path("folder", folder)
-        write_folder(target, partial(self._write_all, figures, also), overwrite=overwrite)
+        write_folder(target, partial(self._write, also=also), overwrite=overwrite)
         return target
 
     def save_into(
         self,
         folder: Path,
         *,
-        figures: Sequence[str] = (),
         also: Also = _nothing_else,
         before: Callable[[], object] = lambda: None,
     ) -> None:
-        """Write the result's files into a folder that holds other things as well.
+        """Write the result's files into a folder that holds other files as well.
 
-        `before` is called when only their names are still to be changed.
+        `before` is called when all files are written and only have to be renamed.
         """
-        write = partial(self._write_all, figures, also)
-        write_into(folder, write, last="result.json", before=before)
+        write_into(folder, partial(self._write, also=also), last="result.json", before=before)
 
     def save_figure(
-        self, path: Path, kind: str | None = None, *, width: float | None = None
-    ) -> None:
-        """Write one figure to a file; its ending says the format, `width` is in inches."""
-        from matplotlib import pyplot as plt
+        self, path: str | os.PathLike[str], kind: str | None = None, *, width: float | None = None
+    ) -> Path:
+        """Write one figure to a file; its suffix is the format, `width` is in inches.
 
-        axes = np.atleast_1d(self.plot(kind)).ravel()[0]
-        figure = axes.figure
-        if width is not None:
-            figure.set_size_inches(width, width * figure.get_figheight() / figure.get_figwidth())
-        figure.savefig(path, dpi=200)
-        plt.close(figure)
+        The file appears whole or not at all. A symbolic link at `path` is replaced, not followed.
+        """
+        from llmprobe.results.figures.style import write_figure
 
-    def _write_all(self, figures: Sequence[str], also: Also, folder: Path) -> None:
+        target = as_path("path", path)
+        write_figure(self.plot(kind), target, width=width)
+        return target
+
+    def save_figures(
+        self, folder: str | os.PathLike[str], *, formats: Sequence[str] = ("png", "pdf")
+    ) -> list[Path]:
+        """Write the default figure into a folder, in several formats, named after the kind."""
+        target = as_path("folder", folder)
+        return [self.save_figure(target / f"{self.kind}.{ending}") for ending in formats]
+
+    def _write(self, folder: Path, *, also: Also) -> None:
         also(folder)
-        self._write(folder)
-        for ending in figures:
-            self.save_figure(folder / f"{self.kind}.{ending}")
-
-    def _write(self, folder: Path) -> None:
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         arrays = {name: value for name, value in fields.items() if isinstance(value, np.ndarray)}
         write_arrays(folder / "arrays.npz", arrays)
@@ -222,6 +265,7 @@ class Result(ABC):
             "headline": self.headline(),
             "provenance": dataclasses.asdict(self.provenance),
             "rows": records(self.to_frame()),
+            "warnings": list(self.warnings),
         }
 
     def __repr__(self) -> str:
@@ -286,4 +330,4 @@ def check_shape(name: str, array: Any, shape: tuple[int, ...]) -> None:
     """For `__post_init__`: a field that must be numbers of a shape."""
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "if" or array.shape != shape:
         came = getattr(array, "shape", type(array).__name__)
-        raise ValueError(f"{name} has shape {came}, needs numbers of shape {shape}")
+        raise ValueError(f"{name} has shape {came}, accepted: numbers of shape {shape}")

@@ -5,7 +5,7 @@
     result.gap_frame()         # how fast the logits of allowed and other tokens come together
     result.plot("mass")
 
-The target is uniform over the allowed tokens. As in `outcomes`, the seed is the unit: variants
+The target is uniform over the allowed tokens. As in `accuracy`, the seed is the unit: variants
 share their seeds, so differences are paired, and a seed without finite numbers is not counted.
 This module needs no torch.
 """
@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from llmprobe.base.intervals import Estimate, estimate, fit_decay, holm, paired_p
+from llmprobe.base.lengths import spread
 from llmprobe.results.base import check_shape, records
+from llmprobe.results.tables import count, heading, interval_cell, mean_cell, p_cell, titled
 from llmprobe.results.trained import (
     SCORES,
     Array,
@@ -37,6 +39,8 @@ METRICS = {
     "gap": "logit gap",
 }
 """What is measured at each length, and its name in words; less is better for all but the gap."""
+_MAX_LENGTHS = 12
+"""Rows of the table by length."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -53,7 +57,7 @@ class LegalityResult(VariantsResult, kind="legality"):
     tests: ClassVar[str] = "n_sequences"
 
     n_sequences: tuple[int, ...]
-    """Test sequences, one number a length: some games end early."""
+    """Test sequences, one number per length: some games end early."""
     vocab: int
     """Tokens to choose from."""
     target: str
@@ -197,15 +201,73 @@ class LegalityResult(VariantsResult, kind="legality"):
             f"{self.steps} steps; {METRICS[self.main_metric]} {where}: {', '.join(found)}{more}"
         )
 
+    def table(self, *, width: int | None = None) -> Any:
+        """The main metric by length, and each variant against the first one beyond training."""
+        from rich.console import Group
+        from rich.text import Text
+
+        summary = self.summary_frame(self.main_metric)
+        cells = {
+            (row["variant"], row["length"]): mean_cell(100 * row["mean"], 100 * row["sd"])
+            for row in summary.to_dict("records")
+        }
+        by_length = titled(f"{METRICS[self.main_metric]}, in %")
+        by_length.add_column("given", justify="right", no_wrap=True)
+        for variant in self.variants:
+            by_length.add_column(heading(variant), justify="right")
+        by_length.add_column("chance", justify="right")
+        for length in spread(self.lengths, _MAX_LENGTHS):
+            guess = 100 * self.uniform_mass[self.lengths.index(length)]
+            row = (cells[variant, length] for variant in self.variants)
+            by_length.add_row(f"{length}", *row, f"{guess:.0f}")
+        about = (
+            f"mean ± standard deviation over {count(summary.n_seeds, 'seed')}; "
+            f"{count(self.n_sequences, 'sequence')} per length, the same for all seeds; trained on "
+            f"{self.train_lengths[0]} to {self.train_lengths[1]} {self.unit}"
+        )
+        parts: list[Any] = [by_length, Text(about, style="italic")]
+        if len(beyond := self.beyond_frame()):
+            parts += [Text(), self._beyond_table(beyond)]
+        if self.task == "set-complement" and len(slopes := self.gap_frame()):
+            parts += [Text(), _gap_table(slopes)]
+        return Group(*parts)
+
+    def _beyond_table(self, frame: "pd.DataFrame") -> Any:
+        """A row for each metric and variant: its mean beyond training, paired with the first."""
+        from rich.text import Text
+
+        table = titled(
+            f"beyond training (more than {self.train_lengths[1]} {self.unit}): mean over "
+            f"{count(frame.n_lengths, 'length')}, then over seeds; paired differences to "
+            f"{self.variants[0]} with 95 % CI and p, not corrected for multiple tests"
+        )
+        for name in ("metric", "variant"):
+            table.add_column(name, overflow="fold")
+        for name in ("mean", "difference", "95 % CI", "p", "seeds"):
+            table.add_column(name, justify="right", no_wrap=True)
+        for row in frame.to_dict("records"):
+            scale = 100 if row["metric"].startswith("illegal") else 1
+            ends = {"low": row["difference_low"], "high": row["difference_high"]}
+            compared = not np.isnan(row["difference"])
+            table.add_row(
+                METRICS[row["metric"]] + " (%)" * (scale > 1),
+                Text(row["variant"]),
+                f"{scale * row['mean']:.4g}",
+                f"{scale * row['difference']:+.3g}" if compared else "",
+                interval_cell(ends, "[{:+.3g}, {:+.3g}]", scale=scale) if compared else "",
+                p_cell(row["p"]) if compared else "",
+                f"{row['n_pairs'] if compared else row['n_seeds']}",
+            )
+        return table
+
     def to_document(self) -> dict[str, Any]:
         return super().to_document() | {
             "comparisons": records(self.beyond_frame()),
             "gap": records(self.gap_frame()),
-            "warnings": list(self.warnings),
         }
 
     def _draw(self, kind: str, ax: Any) -> Any:
-        import llmprobe.results.figures.legality as charts
+        from llmprobe.results.figures import legality as figures
 
         metric = {"illegal": "illegal_top1", "mass": "illegal_mass"}.get(kind, kind)
         shared: dict[str, Any] = {
@@ -218,13 +280,13 @@ class LegalityResult(VariantsResult, kind="legality"):
         summary = self.summary_frame(metric)
         if metric == "gap":
             theory = self.task == "set-complement"  # elsewhere nothing says how it should fall
-            return charts.draw_gap(summary, guide=theory, **shared)
+            return figures.draw_gap(summary, guide=theory, **shared)
         chance = None if metric == "kl" else self.uniform_mass
-        return charts.draw_metric(summary, chance=chance, **shared)
+        return figures.draw_metric(summary, chance=chance, **shared)
 
     def _values(self, metric: str) -> Array:
         if metric not in METRICS:
-            raise ValueError(f"got metric {metric!r}, accepted: {', '.join(METRICS)}")
+            raise ValueError(f"metric: got {metric!r}, accepted: {', '.join(METRICS)}")
         values: Array = getattr(self, metric)
         return values
 
@@ -241,3 +303,17 @@ class LegalityResult(VariantsResult, kind="legality"):
             (variant, estimate(own), estimate(own - values[0] if number else []))
             for number, (variant, own) in enumerate(zip(self.variants, values, strict=True))
         ]
+
+
+def _gap_table(frame: "pd.DataFrame") -> Any:
+    from rich.text import Text
+
+    table = titled("slope of log gap over log s; dispersion of a balanced displacement gives −1")
+    table.add_column("variant", overflow="fold")
+    for name in ("slope", "95 % CI", "seeds"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in frame.to_dict("records"):
+        interval = interval_cell(row, "{:+.3f} to {:+.3f}")
+        slope = f"{row['slope']:+.3f}"
+        table.add_row(Text(row["variant"]), slope, interval, f"{row['n_seeds']}")
+    return table

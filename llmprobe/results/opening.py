@@ -3,16 +3,20 @@
     result = load_result("runs/llama")
     result.to_frame(), result.plot()
 
-A kind of result is a module of this folder: it is known by being here.
+A kind of result is a module of this folder: being here makes it known. Folders of older versions
+open: what they lack takes its default. Folders of newer versions are refused with a hint.
 """
 
+import dataclasses
 import json
 import os
+from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any
 
+import llmprobe
 import llmprobe.results
 from llmprobe.base.files import MAX_JSON_BYTES, as_path, read_arrays
 from llmprobe.errors import LLMProbeError, ResultFormatError
@@ -27,12 +31,14 @@ def known_kinds() -> dict[str, type[Result]]:
 
 
 def load_result(folder: str | os.PathLike[str]) -> Result:
-    """Open a saved result of any known kind; `ResultFormatError` says why where it cannot."""
+    """Open a saved result of any known kind; `ResultFormatError` says why it cannot be opened."""
     folder = as_path("folder", folder)
     try:
         document = _read_document(folder)
         kind: Any = known_kinds()[document["kind"]]
         fields = dict(document["fields"])
+        _check_names(folder, kind, [*fields, *document["arrays"]], what=f"{kind.kind} result")
+        _check_names(folder, Provenance, fields["provenance"], what="provenance")
         fields["provenance"] = Provenance(**fields["provenance"])
         arrays = read_arrays(folder / "arrays.npz", document["arrays"])
         return kind(**fields, **arrays)
@@ -44,6 +50,26 @@ def load_result(folder: str | os.PathLike[str]) -> Result:
         ) from error
 
 
+def _check_names(folder: Path, kind: Any, given: Iterable[str], *, what: str) -> None:
+    """Refuse fields that the dataclass does not know, and the lack of those without a default."""
+    known, given = {field.name: field for field in dataclasses.fields(kind)}, set(given)
+    if newer := sorted(given - known.keys()):
+        raise ResultFormatError(
+            f"{folder}: its {what} has {_named(newer)}, which llmprobe {llmprobe.__version__} "
+            "does not know; upgrade llmprobe to open it"
+        )
+    required = [name for name, field in known.items() if field.default is dataclasses.MISSING]
+    if missing := [name for name in required if name not in given]:
+        raise ResultFormatError(
+            f"{folder}: its {what} lacks {_named(missing)}; copy or make it again"
+        )
+
+
+def _named(names: list[str]) -> str:
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(name if name.isidentifier() else repr(name) for name in names[:5]) + more
+
+
 def _read_document(folder: Path) -> dict[str, Any]:
     path = folder / "result.json"
     if not folder.exists():
@@ -51,11 +77,13 @@ def _read_document(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise ResultFormatError(f"{folder} is a file; give the folder of a result")
     if not path.is_file() and (folder / "configuration.json").is_file():
-        raise ResultFormatError(f"{folder} is not at its end; run its command again, then use it")
+        raise ResultFormatError(f"{folder} is not finished; run its command again, then open it")
     if not path.is_file():
-        raise ResultFormatError(f"{folder} is no result: it has no result.json; give another one")
+        raise ResultFormatError(f"{folder} is no result: it has no result.json; check the path")
     if path.stat().st_size > MAX_JSON_BYTES:
-        raise ResultFormatError(f"{path} is larger than any result's ({MAX_JSON_BYTES} bytes)")
+        raise ResultFormatError(
+            f"{path} is larger than any result.json ({MAX_JSON_BYTES} bytes); check the path"
+        )
     document = json.loads(path.read_text(encoding="utf-8"), parse_int=_whole_number)
     if not isinstance(document, dict) or document.get("format") != "llmprobe":
         raise ResultFormatError(f"{path} was not written by llmprobe; give another folder")
@@ -74,7 +102,7 @@ def _read_document(folder: Path) -> dict[str, Any]:
 
 
 def _whole_number(digits: str) -> int:
-    """Numbers that no result has would break what is computed from them later."""
+    """Refuse integers that no array holds, before something computes with them."""
     number = int(digits)
     if abs(number) >= 2**63:
         raise ValueError("a whole number of more than 64 bits")

@@ -20,8 +20,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from llmprobe.base.intervals import estimate, holm
+from llmprobe.base.intervals import (
+    estimate,
+    geometric_estimate,
+    holm,
+    log_positive,
+    positive_ratio,
+    rank_correlation,
+    signed_rank_p,
+)
 from llmprobe.results.base import check_shape, records
+from llmprobe.results.tables import count, interval_cell, p_cell, titled
 from llmprobe.results.trained import (
     SCORES,
     Array,
@@ -30,6 +39,7 @@ from llmprobe.results.trained import (
     check_score,
     check_target,
     check_whole,
+    check_words,
 )
 
 if TYPE_CHECKING:
@@ -48,9 +58,6 @@ OUTCOMES = {
 _TWINS = ("without dropout", "with dropout")
 _RATIOS = ("kl", "illegal_mass")
 """Compared by ratios; the others by differences, since they can be 0."""
-_MIN_SETTINGS = 6
-"""With fewer, Wilcoxon's test cannot reach 5 %; with fewer than 9, not after Holm's correction."""
-_RESAMPLES = 2000
 _DECIMALS = 12
 """Of differences, so that those which differ only by rounding are ties."""
 
@@ -68,7 +75,7 @@ class SearchResult(TrainedResult, kind="search"):
     lists: ClassVar[tuple[str, ...]] = (*TrainedResult.lists, "weights")
 
     n_sequences: tuple[int, ...]
-    """Test sequences, one number a length."""
+    """Test sequences, one number per length."""
     vocab: int
     target: str
     """What training's loss was taken against: one allowed token (sampled), or all (exact)."""
@@ -114,18 +121,17 @@ class SearchResult(TrainedResult, kind="search"):
         self._check_ranges()
 
     def _check_words(self) -> None:
-        if not all(isinstance(w, str) for w in (*self.ranges, *self.ranges.values())):
-            raise ValueError("ranges need words")
+        check_words("ranges", (*self.ranges, *self.ranges.values()))
         if self.weights != WEIGHTS:
-            raise ValueError(f"weights are {self.weights!r}, accepted: {WEIGHTS!r}")
+            raise ValueError(f"weights: got {self.weights!r}, accepted: {WEIGHTS!r}")
         if missing := [name for name in OUTCOMES if name not in self.ranges]:
-            raise ValueError(f"ranges need words for {', '.join(missing)} too")
+            raise ValueError(f"ranges: got none for {', '.join(missing)}, accepted: one for each")
 
     def _check_ranges(self) -> None:
         for name, least in (("width", 1), ("depth", 1), ("diverged", -1)):
             given = getattr(self, name)
             if given.dtype.kind != "i" or (given < least).any():
-                raise ValueError(f"{name} has other values, accepted: whole numbers from {least}")
+                raise ValueError(f"{name} has values out of range, accepted: integers from {least}")
         rate, dropout, decay = self.learning_rate, self.dropout, self.ema_decay
         fits = {
             "learning_rate": (np.isfinite(rate) & (rate > 0), "positive numbers"),
@@ -134,7 +140,7 @@ class SearchResult(TrainedResult, kind="search"):
         }
         for name, (fit, accepted) in fits.items():
             if not fit.all():
-                raise ValueError(f"{name} has other values, accepted: {accepted}")
+                raise ValueError(f"{name} has values out of range, accepted: {accepted}")
 
     @property
     def region(self) -> str:
@@ -178,7 +184,7 @@ class SearchResult(TrainedResult, kind="search"):
         parts = []
         for effect, where, before, after in pairs:
             columns = {"effect": effect, "where": where, "setting": range(len(self.seeds))}
-            change = _divide(after, before) if ratio else np.round(after - before, _DECIMALS)
+            change = positive_ratio(after, before) if ratio else np.round(after - before, _DECIMALS)
             found = {"without": before, "with": after, "change": change}
             scale = "ratio" if ratio else "difference"
             parts.append(pd.DataFrame(columns | found | {"scale": scale}))
@@ -199,13 +205,11 @@ class SearchResult(TrainedResult, kind="search"):
         rows = []
         for (effect, where), part in pairs.groupby(["effect", "where"], sort=False):
             change = part.change.dropna().to_numpy()
-            change = np.log(change) if ratio else change
-            e = estimate(change)
-            size = np.array([e.mean, e.low, e.high])
-            size = _exp(size) if ratio else size
+            e = geometric_estimate(change) if ratio else estimate(change)
+            change = log_positive(change) if ratio else change
             better = (1 + np.sign(sign * change)) / 2
-            helps = better.mean() if e.n else np.nan
-            rows.append((effect, where, e.n, *size, part.scale.iloc[0], helps, _wilcoxon(change)))
+            found = (e.mean, e.low, e.high, part.scale.iloc[0], better.mean() if e.n else np.nan)
+            rows.append((effect, where, e.n, *found, signed_rank_p(change)))
         columns = ["effect", "where", "n_settings", "effect_size", "low", "high", "scale"]
         frame = pd.DataFrame(rows, columns=[*columns, "helps", "p"])
         return frame.assign(significant=holm(frame.p))
@@ -240,7 +244,7 @@ class SearchResult(TrainedResult, kind="search"):
             ["parameter", "outcome"], sort=False
         ):
             known = part[part[metric].notna()]
-            found = _spearman(known.value.to_numpy(), known[metric].to_numpy())
+            found = rank_correlation(known.value.to_numpy(), known[metric].to_numpy())
             rows.append((parameter, outcome, *found, len(known)))
         columns = ["parameter", "outcome", "rho", "low", "high", "p", "n_settings"]
         return pd.DataFrame(rows, columns=columns)
@@ -268,19 +272,61 @@ class SearchResult(TrainedResult, kind="search"):
             f"{self.steps} steps; KL {self.region}: {', '.join(found)}"
         )
 
+    def table(self, *, width: int | None = None) -> Any:
+        """The paired effects and the rank correlations."""
+        from rich.console import Group
+        from rich.text import Text
+
+        effects = titled(
+            f"KL {self.region}, with / without: geometric mean over settings, 95 % CI, share of "
+            "settings that improve, p of Wilcoxon's test (* significant after Holm's correction)"
+        )
+        for name in ("effect", "in"):
+            effects.add_column(name)
+        for name in ("ratio", "95 % CI", "helps", "p", "settings"):
+            effects.add_column(name, justify="right", no_wrap=True)
+        for row in self.effect_frame().to_dict("records"):
+            effects.add_row(
+                row["effect"],
+                row["where"],
+                f"{row['effect_size']:.3f}",
+                interval_cell(row, "{:.3f} to {:.3f}"),
+                f"{row['helps']:.0%}",
+                p_cell(row["p"], significant=row["significant"]),
+                f"{row['n_settings']}",
+            )
+        correlations = self.correlation_frame()
+        ranks = titled(
+            "Spearman's rank correlation with KL, with a bootstrap CI over "
+            f"{count(correlations.n_settings, 'setting')}"
+        )
+        for name in ("parameter", "drawn from", "KL of"):
+            ranks.add_column(name)
+        for name in ("rho", "95 % CI", "p"):
+            ranks.add_column(name, justify="right", no_wrap=True)
+        for row in correlations.to_dict("records"):
+            drawn = Text(self.ranges[row["parameter"]])
+            interval = interval_cell(row, "{:+.2f} to {:+.2f}")
+            rho = "–" if np.isnan(row["rho"]) else f"{row['rho']:+.2f}"
+            ranks.add_row(row["parameter"], drawn, row["outcome"], rho, interval, p_cell(row["p"]))
+        return Group(effects, Text(), ranks)
+
+    def remarks(self) -> list[str]:
+        return [self.reading()]
+
     def reading(self) -> str:
         """Whether dropout and averaging help, in sentences."""
         effects = self.effect_frame()
         is_dropout = effects.effect == "dropout"
         n = sorted({effects.n_settings.min(), effects.n_settings.max()})
         return (
-            f"With a {self.schedule} learning rate, “dropout helps” was "
+            f"With a {self.schedule} learning rate, “dropout helps” is "
             f"{_verdicts(effects[is_dropout])}. "
-            f"“Averaging helps” was {_verdicts(effects[~is_dropout])}. "
-            f"Confirmed means that the 95 % interval of the ratio of KL {self.region} over "
-            f"settings (n = {' to '.join(map(str, n))}) lies below 1 and Wilcoxon's test is "
-            f"significant after Holm's correction over {len(effects)} comparisons; refuted, that "
-            "it lies above 1 and is significant."
+            f"“Averaging helps” is {_verdicts(effects[~is_dropout])}. "
+            f"Confirmed: the 95 % CI of the ratio of KL {self.region}, over settings (n = "
+            f"{' to '.join(map(str, n))}), lies below 1, and Wilcoxon's test is significant after "
+            f"Holm's correction over {len(effects)} comparisons. Refuted: the CI lies above 1, and "
+            "the test is significant."
         )
 
     def to_document(self) -> dict[str, Any]:
@@ -288,19 +334,18 @@ class SearchResult(TrainedResult, kind="search"):
             "effects": records(self.effect_frame()),
             "correlations": records(self.correlation_frame()),
             "reading": self.reading(),
-            "warnings": list(self.warnings),
             "ranges": dict(self.ranges),
         }
 
     def _draw(self, kind: str, ax: Any) -> Any:
-        import llmprobe.results.figures.search as charts
+        from llmprobe.results.figures import search as figures
 
         outcome = f"KL {self.region}"
         if kind == "effects":
             pairs, effects = self.pairs_frame(), self.effect_frame()
-            return charts.draw_effects(pairs, effects, outcome=outcome, ax=ax)
+            return figures.draw_effects(pairs, effects, outcome=outcome, ax=ax)
         frame, correlations = self.scatter_frame(), self.correlation_frame()
-        return charts.draw_settings(frame, correlations, outcome=outcome, ax=ax)
+        return figures.draw_settings(frame, correlations, outcome=outcome, ax=ax)
 
     def _beyond(self) -> NDArray[np.bool_]:
         return np.array(self.lengths) > self.train_lengths[1]
@@ -316,41 +361,7 @@ class SearchResult(TrainedResult, kind="search"):
 
     def _check_metric(self, metric: str) -> None:
         if metric not in self.by_length:
-            raise ValueError(f"metric is {metric!r}, accepted: {', '.join(self.by_length)}")
-
-
-def _divide(a: Array, b: Array) -> Array:
-    positive = (a > 0) & (b > 0)
-    return np.where(positive, a / np.where(positive, b, 1), np.nan)
-
-
-def _exp(x: Array) -> Array:
-    with np.errstate(over="ignore"):  # two settings that differ wildly have an endless interval
-        return np.exp(x)
-
-
-def _wilcoxon(differences: Array) -> float:
-    from scipy import stats
-
-    if len(differences) < _MIN_SETTINGS or not differences.any():
-        return np.nan
-    return float(stats.wilcoxon(differences).pvalue)
-
-
-def _spearman(x: Array, y: Array) -> tuple[float, float, float, float]:
-    """ρ, its interval and p."""
-    from scipy import stats
-
-    if len(x) < _MIN_SETTINGS or np.ptp(x) == 0 or np.ptp(y) == 0:
-        return np.nan, np.nan, np.nan, np.nan
-    order = np.lexsort((y, x))  # the same resamples in whatever order the settings came
-    draws = order[np.random.default_rng(0).integers(len(x), size=(_RESAMPLES, len(x)))]
-    a, b = (stats.rankdata(values[draws], axis=1) - (len(x) + 1) / 2 for values in (x, y))
-    scale = np.sqrt((a**2).sum(axis=1) * (b**2).sum(axis=1))
-    resampled = (a * b).sum(axis=1) / np.where(scale > 0, scale, np.nan)
-    low, high = np.nanpercentile(resampled, [2.5, 97.5])
-    found = stats.spearmanr(x, y)
-    return float(found.statistic), float(low), float(high), float(found.pvalue)
+            raise ValueError(f"metric: got {metric!r}, accepted: {', '.join(self.by_length)}")
 
 
 def _verdicts(effects: "pd.DataFrame") -> str:

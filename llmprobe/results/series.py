@@ -4,13 +4,15 @@ A series is one layer, or one head of a layer. Arrays have the shape (series,) o
 (series, lengths, ...). "Over prompts" and "over features" name the axis of every statistic.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmprobe.results.base import Result, check_shape
+from llmprobe.results.base import Result, check_shape, records
+from llmprobe.results.tables import MAX_ROWS, fitting, titled
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,8 +28,6 @@ class SeriesResult(Result, kind=""):
     lengths: tuple[int, ...]
     layer_type: tuple[str, ...]
     """full, sliding or linear; one for each series."""
-    warnings: tuple[str, ...]
-    """What weakens the numbers, in words."""
     layer: Integers
     head: Integers
     """−1 where the series is a whole layer."""
@@ -39,30 +39,33 @@ class SeriesResult(Result, kind=""):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("lengths", "layer_type", "warnings"):
+        for name in ("lengths", "layer_type"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         series, lengths = len(self.layer_type), len(self.lengths)
         if not series or not lengths:
-            raise ValueError("a result needs a series and a length")
+            raise ValueError("got no layer or no length, accepted: at least one of each")
         if not all(isinstance(length, int) and length > 0 for length in self.lengths):
-            raise ValueError(f"lengths are {self.lengths!r}, accepted: positive whole numbers")
-        if not all(isinstance(word, str) for word in self.warnings):
-            raise ValueError("warnings need words")
+            raise ValueError(f"lengths: got {self.lengths!r}, accepted: positive whole numbers")
         if not set(self.layer_type) <= {"full", "sliding", "linear"}:
-            raise ValueError(f"layer_type is {self.layer_type!r}, accepted: full, sliding, linear")
+            raise ValueError(
+                f"layer_type: got {self.layer_type!r}, accepted: full, sliding, linear"
+            )
         for name in ("layer", "head"):
             check_shape(name, getattr(self, name), (series,))
         for name in ("n_prompts", *self.by_length):
             check_shape(name, getattr(self, name), (series, lengths))
 
     def to_frame(self) -> "pd.DataFrame":
-        """A row for each layer, head and length."""
+        """A row for each layer, head and length.
+
+        `head` is an integer column, or NaN if the series are whole layers.
+        """
         import pandas as pd
 
         n_lengths = len(self.lengths)
         columns: dict[str, Any] = {
             "layer": np.repeat(self.layer, n_lengths),
-            "head": self._heads().repeat(n_lengths).reset_index(drop=True),
+            "head": np.repeat(self._heads(), n_lengths),
             "length": np.tile(self.lengths, len(self.layer)),
             "n_prompts": self.n_prompts.ravel(),
         }
@@ -79,10 +82,41 @@ class SeriesResult(Result, kind=""):
         )
 
     def to_document(self) -> dict[str, Any]:
-        return super().to_document() | {"warnings": list(self.warnings)}
+        return super().to_document() | {"rows": self._records(self.to_frame())}
 
-    def _heads(self) -> "pd.Series[Any]":
-        import pandas as pd
+    def _heads(self) -> NDArray[Any]:
+        """As frames have them: int64, or float64 if some series are whole layers (NaN)."""
+        return self.head if (self.head >= 0).all() else np.where(self.head < 0, np.nan, self.head)
 
-        heads = pd.Series(self.head, dtype="Int64")
-        return heads.mask(heads < 0)
+    def _records(self, frame: "pd.DataFrame") -> list[dict[str, Any]]:
+        """Rows for JSON: a head is a whole number, or null for a whole layer."""
+        rows = records(frame)
+        return [row | {"head": None if row["head"] is None else int(row["head"])} for row in rows]
+
+    def _table(
+        self, title: str, values: Array, *, ends: Mapping[str, Sequence[str]], width: int | None
+    ) -> Any:
+        """A row for each series: a statistic by length, then the columns `ends`."""
+        shown = fitting(self.lengths, width)
+        starts: dict[str, Any] = {"layer": self.layer}
+        if (self.head >= 0).any():
+            starts["head"] = self.head
+        if set(self.layer_type) != {"full"}:
+            starts["type"] = self.layer_type
+        table = titled(title)
+        for name in starts:
+            table.add_column(name, justify="left" if name == "type" else "right")
+        for name in (*map(str, shown), *ends):
+            table.add_column(name, justify="right", no_wrap=True)
+        chosen = values[:, [self.lengths.index(length) for length in shown]]
+        for row in range(min(len(self.layer), MAX_ROWS)):
+            first = (f"{column[row]}" for column in starts.values())
+            last = (column[row] for column in ends.values())
+            table.add_row(*first, *(f"{value:.3g}" for value in chosen[row]), *last)
+        hidden = {
+            "rows": len(self.layer) - MAX_ROWS,
+            "lengths": len(self.lengths) - len(shown),
+        }
+        if more := [f"{n} more {what}" for what, n in hidden.items() if n > 0]:
+            table.caption = f"and {' and '.join(more)} in the saved result"
+        return table

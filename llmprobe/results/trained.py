@@ -1,6 +1,9 @@
-"""What the results of the lab share: a task, seeds, lengths within training and beyond, and checks
-of all that, since a folder may come from a stranger. This module needs no torch."""
+"""What results of trained networks share: a task, seeds, lengths within training and beyond.
 
+All of it is checked, because a folder may come from anybody. This module needs no torch.
+"""
+
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -26,7 +29,7 @@ class TrainedResult(Result, kind=""):
     joins: ClassVar[str] = "llmprobe.synthetic.joining"
     tests: ClassVar[str]
     """The field that says how many tests there are at each length."""
-    lists: ClassVar[tuple[str, ...]] = ("seeds", "lengths", "train_lengths", "warnings")
+    lists: ClassVar[tuple[str, ...]] = ("seeds", "lengths", "train_lengths")
     """Fields that come back from a file as lists."""
 
     task: str
@@ -38,15 +41,12 @@ class TrainedResult(Result, kind=""):
     """The shortest and the longest that training saw."""
     schedule: str
     steps: int
-    warnings: tuple[str, ...]
-    """What weakens the numbers, in words."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in (*self.lists, self.tests):
             object.__setattr__(self, name, tuple(getattr(self, name)))
-        if not all(isinstance(w, str) for w in (self.task, self.schedule, *self.warnings)):
-            raise ValueError("task, schedule and warnings need words")
+        check_words("task and schedule", (self.task, self.schedule))
         lengths, trained, n_tests = self.lengths, self.train_lengths, getattr(self, self.tests)
         check_whole("lengths", lengths, least=1)
         check_whole("train_lengths", trained, least=1)
@@ -55,11 +55,11 @@ class TrainedResult(Result, kind=""):
         check_whole("seeds", self.seeds)
         check_different("seeds", self.seeds)
         if not lengths or list(lengths) != sorted(set(lengths)):
-            raise ValueError(f"lengths are {lengths!r}, accepted: one or more, increasing")
+            raise ValueError(f"lengths: got {lengths!r}, accepted: one or more, increasing")
         if len(trained) != 2 or trained[0] > trained[1]:
-            raise ValueError(f"train_lengths are {trained!r}, accepted: shortest and longest")
+            raise ValueError(f"train_lengths: got {trained!r}, accepted: shortest and longest")
         if len(n_tests) != len(lengths):
-            raise ValueError(f"{self.tests} are {n_tests!r}, needs one number a length")
+            raise ValueError(f"{self.tests}: got {n_tests!r}, accepted: one number per length")
 
     @property
     def beyond(self) -> tuple[int, ...]:
@@ -90,8 +90,7 @@ class VariantsResult(TrainedResult, kind=""):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not all(isinstance(name, str) for name in self.variants):
-            raise ValueError("variants need words")
+        check_words("variants", self.variants)
         check_different("variants", self.variants)
         shape = (len(self.variants), len(self.seeds))
         check_shape("diverged", self.diverged, shape)
@@ -99,20 +98,25 @@ class VariantsResult(TrainedResult, kind=""):
         check_shape("loss", self.loss, (*shape, *self.loss_steps.shape))
 
 
+def check_words(name: str, words: Iterable[Any]) -> None:
+    if not all(isinstance(word, str) for word in words):
+        raise ValueError(f"{name}: got {words!r}, accepted: strings")
+
+
 def check_whole(name: str, numbers: tuple[Any, ...], least: int | None = None) -> None:
     if not all(isinstance(n, int) and (least is None or n >= least) for n in numbers):
         more = "" if least is None else f", {least} or more"
-        raise ValueError(f"{name} are {numbers!r}, accepted: whole numbers{more}")
+        raise ValueError(f"{name}: got {numbers!r}, accepted: whole numbers{more}")
 
 
 def check_different(name: str, given: tuple[Any, ...]) -> None:
     if not given or len(set(given)) < len(given):
-        raise ValueError(f"{name} are {given!r}, accepted: one or more, all different")
+        raise ValueError(f"{name}: got {given!r}, accepted: one or more, all different")
 
 
 def check_target(target: Any) -> None:
     if target not in TARGETS:
-        raise ValueError(f"target is {target!r}, accepted: {', '.join(TARGETS)}")
+        raise ValueError(f"target: got {target!r}, accepted: {', '.join(TARGETS)}")
 
 
 def check_score(name: str, values: Array) -> None:
@@ -122,4 +126,4 @@ def check_score(name: str, values: Array) -> None:
     high = 1 + _ROUNDING if share else np.inf
     if np.isinf(values).any() or (values < low).any() or (values > high).any():
         accepted = "shares from 0 to 1" if share else "finite" + " from 0" * (name == "kl")
-        raise ValueError(f"{name} has values out of its range, accepted: {accepted}, or NaN")
+        raise ValueError(f"{name} has values out of range, accepted: {accepted}, or NaN")

@@ -4,14 +4,16 @@ result = load_result("runs/llama")
 result.to_frame(), result.decay_frame(), result.reading()
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmprobe.results.base import check_shape, records
+from llmprobe.results.base import check_shape
 from llmprobe.results.series import Array, Integers, SeriesResult
+from llmprobe.results.tables import titled
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -84,7 +86,8 @@ class VarianceResult(SeriesResult, kind="variance"):
         object.__setattr__(self, "accuracy", tuple(self.accuracy))
         if self.reference not in self.lengths or not isinstance(self.component, int):
             raise ValueError(
-                f"reference {self.reference!r} or component {self.component!r} is wrong"
+                f"got reference {self.reference!r} and component {self.component!r}, accepted: one "
+                "of the lengths, and a whole number"
             )
         for name in (*self.by_series, "nonfinite"):
             check_shape(name, getattr(self, name), (len(self.layer_type),))
@@ -95,7 +98,7 @@ class VarianceResult(SeriesResult, kind="variance"):
             (*values.shape[:1], len(self.lengths), kept, *values.shape[3:]),
         )
         if self.at not in ("output", "heads"):
-            raise ValueError(f"at is {self.at!r}, accepted: output, heads")
+            raise ValueError(f"at: got {self.at!r}, accepted: output, heads")
 
     def decay_frame(self) -> "pd.DataFrame":
         """A row for each layer and head: the slope, its interval, R²."""
@@ -111,32 +114,47 @@ class VarianceResult(SeriesResult, kind="variance"):
         )
 
     def reading(self) -> str:
-        """What the slopes say, in a sentence."""
+        """What the slopes say, in words."""
         span = f"from {min(self.lengths)} to {max(self.lengths)} tokens"
         known = np.isfinite(self.slope_low)
         if not np.isfinite(self.slope).any():
             return f"No slope could be fitted {span}."
         if not known.any():
-            return f"Slopes {span} have no interval, so nothing can be said of them."
+            return f"The slopes {span} have no confidence interval, so they show no trend."
         if len(self.slope) == 1:
             return (
-                f"The standard deviation over prompts changes as N^{self.slope[0]:.2f} (95 % "
-                f"interval {self.slope_low[0]:.2f} to {self.slope_high[0]:.2f}) {span}; attention "
-                "that disperses over all tokens would give N^-0.50."
+                f"The standard deviation over prompts changes as N^{self.slope[0]:.2f} (95 % CI "
+                f"{self.slope_low[0]:.2f} to {self.slope_high[0]:.2f}) {span}. Full dispersion "
+                "over all tokens would give N^-0.50."
             )
         what = "heads" if self.at == "heads" else "layers"
         falls = int((known & (self.slope_high < 0)).sum())
         near = (self.slope_low <= -0.4) & (self.slope_high < -0.3) & (self.slope_high >= -0.6)
         law = int((known & near).sum())
         return (
-            f"Of {len(self.slope)} {what}, {falls} fall {span} (95 % interval below 0), {law} of "
-            "them near the N^-0.50 of attention that disperses (interval reaching -0.4, its upper "
-            f"end from -0.6 to -0.3); slopes go from {np.nanmin(self.slope):+.2f} to "
-            f"{np.nanmax(self.slope):+.2f}."
+            f"{falls} of {len(self.slope)} {what} lose variance {span} (95 % CI of the slope below "
+            f"0). {law} {'is' if law == 1 else 'are'} consistent with full dispersion, N^-0.50 "
+            "(lower end of the CI at most -0.4, upper end from -0.6 to -0.3). Slopes range from "
+            f"{np.nanmin(self.slope):+.2f} to {np.nanmax(self.slope):+.2f}."
         )
 
+    def remarks(self) -> list[str]:
+        shares = (f"{n}: {a:.0%}" for n, a in zip(self.lengths, self.accuracy, strict=False))
+        answers = f"accuracy on the first token of the answer, by length: {', '.join(shares)}"
+        return [*([answers] if self.accuracy else []), self.reading()]
+
+    def table(self, *, width: int | None = None) -> Any:
+        intervals = zip(self.slope_low, self.slope_high, strict=True)
+        ends = {
+            "slope": [f"{slope:+.2f}" for slope in self.slope],
+            "95 % CI": [f"{low:+.2f} to {high:+.2f}" for low, high in intervals],
+            "R²": [f"{r2:.2f}" for r2 in self.r2],
+        }
+        title = "standard deviation over prompts, median over features"
+        return self._table(title, self.std_median, ends=ends, width=width)
+
     def to_document(self) -> dict[str, Any]:
-        decay = records(self.decay_frame())
+        decay = self._records(self.decay_frame())
         return super().to_document() | {"decay": decay, "reading": self.reading()}
 
     def _draw(self, kind: str, ax: Any) -> Any:
@@ -167,3 +185,25 @@ class VarianceResult(SeriesResult, kind="variance"):
         )
         frame = pd.Series(values.ravel(), index=index, name="value").reset_index()
         return frame.assign(layer=self.layer[0], head=self._heads()[0])
+
+
+def compare_table(results: Iterable[tuple[str, VarianceResult]]) -> Any:
+    """A row for each named result: where its slopes lie."""
+    table = titled("slopes of log std over log N")
+    table.add_column("result")
+    for name in ("at", "layers", "lengths", "prompts", "series"):
+        table.add_column(name, justify="right")
+    for name in ("median slope", "lowest", "highest"):
+        table.add_column(name, justify="right")
+    for name, result in results:
+        layers, known = sorted(set(result.layer.tolist())), result.slope[np.isfinite(result.slope)]
+        table.add_row(
+            name,
+            result.at,
+            f"{layers[0]}" if len(layers) == 1 else f"{layers[0]}..{layers[-1]}",
+            f"{min(result.lengths)}..{max(result.lengths)}",
+            f"{result.n_prompts.min()}",
+            f"{len(result.slope)}",
+            *(f"{f(known):+.2f}" if len(known) else "–" for f in (np.median, np.min, np.max)),
+        )
+    return table

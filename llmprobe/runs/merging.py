@@ -19,7 +19,7 @@ from llmprobe.results.opening import load_result
 def merge_results(
     folders: Sequence[str | Path], output: str | Path, *, overwrite: bool = False
 ) -> Result:
-    """Join saved results and save what comes of it in the folder `output`."""
+    """Join saved results into one and save it in the folder `output`, without figures."""
     places = [as_path("folder", folder) for folder in folders]
     if len({place.resolve() for place in places}) < max(len(places), 2):
         came = ", ".join(map(str, places)) or "none"
@@ -32,5 +32,5 @@ def merge_results(
     result: Result
     write: Also
     result, write = import_module(kind.joins).join(places)
-    result.save(output, overwrite=overwrite, figures=("png", "pdf"), also=write)
+    result.save(output, overwrite=overwrite, also=write)
     return result

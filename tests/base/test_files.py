@@ -16,7 +16,7 @@ import pytest
 from checkout import ROOT
 
 from llmprobe import ResultExistsError, ResultFormatError, load_result
-from llmprobe.base.files import as_path, read_arrays, write_arrays, write_folder
+from llmprobe.base.files import as_path, read_arrays, replacing, write_arrays, write_folder
 
 SPEC = {"a": {"dtype": "<f8", "shape": [3]}}
 
@@ -225,3 +225,40 @@ def test_every_truncation_and_flipped_byte_is_noticed(tmp_path):
         except ResultFormatError:
             continue
         assert got.tolist() == [1, 2, 3]  # the byte was one that nothing depends on
+
+
+def test_a_file_is_replaced_whole_or_stays(tmp_path):
+    path = tmp_path / "figure.png"
+    for old, new in ((None, b"first"), (b"first", b"second")):
+        with pytest.raises(RuntimeError), replacing(path) as file:
+            file.write(b"half")
+            raise RuntimeError
+        assert (path.read_bytes() if old else path.exists()) == (old or False)
+        with replacing(path) as file:
+            file.write(new)
+        assert path.read_bytes() == new
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_link_is_replaced_and_what_it_leads_to_stays(tmp_path):
+    (tmp_path / "mine").write_text("mine")
+    for target in (tmp_path / "mine", tmp_path / "nowhere"):
+        path = tmp_path / f"{target.name}.png"
+        path.symlink_to(target)
+        beside = tmp_path / f".{path.name}.{os.getpid()}.partial"
+        beside.symlink_to(target)
+        with replacing(path) as file:
+            file.write(b"ours")
+        assert path.read_bytes() == b"ours"
+        assert not path.is_symlink()
+        assert not beside.is_symlink()
+    assert (tmp_path / "mine").read_text() == "mine"
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_place_where_no_file_can_be_is_named(tmp_path):
+    (tmp_path / "folder").mkdir()
+    for path in (tmp_path / "folder", tmp_path / "nowhere" / "x"):
+        with pytest.raises(OSError, match=f"'{path}'$"), replacing(path) as file:
+            file.write(b"x")
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]

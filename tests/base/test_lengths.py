@@ -1,6 +1,7 @@
 """Lengths as people write them."""
 
 import doctest
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -75,3 +76,13 @@ def test_lists_whole_numbers_and_the_letter_k():
 def test_wrong_lengths_are_refused_with_the_accepted_forms(wrong):
     with pytest.raises(ValueError, match=r"16\.\.16384.*16\.\.16384:20.*16,64,256.*1k = 1024"):
         parse_lengths(wrong)
+
+
+@given(st.integers(1, 60), st.integers(2, 20))
+def test_a_few_of_many_are_spread_evenly_with_both_ends(n_items, n):
+    items = list(range(100, 100 + n_items))
+    found = lengths.spread(items, n)
+    assert (found[0], found[-1]) == (items[0], items[-1])
+    assert len(found) == len(set(found)) == min(n, n_items)
+    steps = {b - a for a, b in pairwise(found)}
+    assert not steps or max(steps) - min(steps) <= 1

@@ -29,8 +29,8 @@ def test_variance_prints_a_table_and_writes_the_result(call, tmp_path):
     code, out, err = call("variance", "--lengths", "8..32", "--at", "heads", "--output", target)
     assert code == 0
     assert "one pass for all lengths" in err
-    assert "95 % interval" in out
-    assert "Of 6 heads" in out
+    assert "95 % CI" in out
+    assert "of 6 heads lose variance" in out
     names = sorted(path.name for path in target.iterdir())
     figures = ["variance.pdf", "variance.png"]
     assert names == ["arrays.npz", "evidence.safetensors", "result.json", *figures]

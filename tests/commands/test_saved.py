@@ -1,7 +1,7 @@
-"""`plot` and `compare`."""
+"""`plot`, `compare` and `merge`."""
 
 
-def test_plot_and_compare_work_from_saved_results(call, tmp_path):
+def test_plot_and_compare_and_merge_work_from_saved_results(call, tmp_path):
     for seed in (0, 1):
         options = ("--lengths", "8,16", "--n-prompts", 4, "--seed", seed, "--quiet")
         assert call("variance", *options, "--output", tmp_path / f"{seed}")[0] == 0
@@ -13,3 +13,8 @@ def test_plot_and_compare_work_from_saved_results(call, tmp_path):
     assert code == 0
     assert figure.is_file()
     assert "median slope" in out
+    both = tmp_path / "both"
+    code, out, _ = call("merge", tmp_path / "0", tmp_path / "1", "--output", both)
+    assert code == 0
+    assert out.startswith("variance of builtin: 1 layer, lengths 8..16, 8 prompts")
+    assert {"result.json", "variance.png", "variance.pdf"} <= {p.name for p in both.iterdir()}

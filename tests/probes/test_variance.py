@@ -85,7 +85,7 @@ def test_proposition_1_slope_is_minus_one_half_within_its_interval():
     assert ((result.slope_low <= -0.5) & (result.slope_high >= -0.5)).all()
     assert (np.abs(result.slope + 0.5) < 0.03).all()
     assert (result.r2 > 0.98).all()
-    assert "4 of them near the N^-0.50" in result.reading()
+    assert "4 are consistent with full dispersion, N^-0.50" in result.reading()
 
 
 def test_the_interval_of_a_probe_covers_the_true_slope():

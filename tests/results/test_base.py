@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from samples import check_same
 
+import llmprobe
 from llmprobe import ResultFormatError, VarianceResult, load_result
 from llmprobe.results.base import SCHEMA, Provenance, records
 
@@ -124,8 +125,8 @@ def edit(folder, **changes):
         (lambda f: edit(f, fields={"n": 10**30}), "more than 64 bits"),
         (lambda f: edit(f, kind="poem"), "kind 'poem', known: .*variance"),
         (lambda f: edit(f, kind=["variance"]), "not a readable result"),
-        (lambda f: edit(f, fields={}), "not a readable result"),
-        (lambda f: edit(f, arrays={}), "other arrays"),
+        (lambda f: edit(f, fields={}), "lacks provenance, warnings, lengths, .* and 3 more"),
+        (lambda f: edit(f, arrays={}), "lacks layer, head, n_prompts, .* more; copy"),
         (lambda f: edit(f, arrays=None), "not a readable result"),
         (lambda f: (f / "result.json").write_text("[]"), "not written by llmprobe"),
         (lambda f: (f / "result.json").write_text("[" * 100_000), "not a readable result"),
@@ -208,3 +209,20 @@ def test_rows_for_json_keep_every_digit_and_the_kind_of_each_value():
     kinds = [float, float, int, int, bool, bool, str]
     assert [type(value) for value in rows[0].values()] == kinds
     assert records(frame[:0]) == []
+
+
+def test_the_library_draws_only_when_it_is_told_to(variance_result, tmp_path):
+    folder = variance_result.save(tmp_path / "run")
+    assert sorted(path.name for path in folder.iterdir()) == ["arrays.npz", "result.json"]
+    paths = variance_result.save_figures(folder)
+    assert [path.name for path in paths] == ["variance.png", "variance.pdf"]
+    assert paths[0].read_bytes()[:4] == b"\x89PNG"
+    assert paths[1].read_bytes()[:4] == b"%PDF"
+    (alone,) = variance_result.save_figures(str(tmp_path), formats=["svg"])
+    assert alone == tmp_path / "variance.svg"
+
+
+def test_the_public_base_says_what_every_result_can_do():
+    assert issubclass(VarianceResult, llmprobe.Result)
+    for name in ("headline", "table", "to_frame", "plot", "save", "load_result"):
+        assert f"`{name}" in llmprobe.Result.__doc__

@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+from checkout import shown_text as text
 from legal_samples import make_legality_result
 from samples import NAMES, check_same, spoil
 from scipy import stats
@@ -335,3 +336,31 @@ def test_a_document_has_rows_comparisons_gap_and_no_nan():
     assert document["comparisons"][0]["difference"] is None
     assert [row["variant"] for row in document["gap"]] == list(NAMES[:3])
     assert document["warnings"] == ["short training"]
+
+
+def test_a_decoder_has_a_row_a_length_and_its_means_beyond_training():
+    result = make_legality_result()
+    shown = text(result.table())
+    row = next(line for line in shown.splitlines() if line.split()[:1] == ["31"])
+    mean, chance = result.illegal_mass[0, :, -1].mean(), result.uniform_mass[-1]
+    assert f"{100 * mean:.1f} ± " in row
+    assert row.split()[-1] == f"{100 * chance:.0f}"
+    beyond = result.beyond_frame()
+    for found in beyond[beyond.variant == result.variants[1]].to_dict("records"):
+        share = 100 if found["metric"].startswith("illegal") else 1
+        low, high = share * found["difference_low"], share * found["difference_high"]
+        assert f"{share * found['difference']:+.3g}" in shown
+        assert f"[{low:+.3g}, {high:+.3g}]" in shown
+    spoiled = result.illegal_mass.copy()
+    spoiled[:, 2] = np.nan
+    fewer = text(dataclasses.replace(result, illegal_mass=spoiled).table())
+    assert "mean ± standard deviation over 7 seeds" in fewer
+    assert f"{result.gap_frame().slope[0]:+.3f}" in shown
+    assert "mean ± standard deviation over 8 seeds" in shown
+
+
+def test_othello_has_no_law_of_the_gap():
+    shown = text(make_legality_result(task="othello").table())
+    assert "log gap" not in shown
+    assert "illegal top-1, in %" in shown
+    assert "beyond training" in shown

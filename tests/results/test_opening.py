@@ -1,13 +1,36 @@
-"""Opening a saved result, whatever its kind."""
+"""Opening a saved result: of every kind, of older and newer versions, for ever.
 
+`tests/data/results/schema-N/KIND` holds one small folder of each kind and each schema that was ever
+written. They are never made again: whatever changes, they have to open. For a new schema or a new
+kind a folder is added.
+"""
+
+import json
+from dataclasses import dataclass, fields
+from pathlib import Path
 from pkgutil import iter_modules
+from typing import ClassVar
 
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+from checkout import ROOT
+from checkout import shown_text as text
 from samples import check_same, make_variance_result
 
 import llmprobe.results
-from llmprobe import load_result
-from llmprobe.results.base import Result
+from llmprobe import ResultFormatError, VarianceResult, load_result
+from llmprobe.results.base import SCHEMA, Result, missing_as_nan
 from llmprobe.results.opening import known_kinds
+from llmprobe.results.series import Array
+
+KEPT = ROOT / "tests" / "data" / "results"
+FOLDERS = sorted(path.parent for path in KEPT.glob("**/result.json"))
+PUBLISHED = sorted(path.parent for path in ROOT.glob("figures/**/result.json"))
+
+
+def name_of(folder: Path) -> str:
+    return str(folder.relative_to(ROOT))
 
 
 def test_every_kind_is_known_by_the_module_it_is_in():
@@ -24,3 +47,153 @@ def test_every_kind_is_known_by_the_module_it_is_in():
 def test_a_result_comes_back_as_it_was_saved(tmp_path):
     result = make_variance_result()
     check_same(load_result(result.save(tmp_path / "run")), result)
+
+
+def test_a_folder_of_each_kind_and_schema_is_kept():
+    found = {(folder.parent.name, folder.name) for folder in FOLDERS}
+    wanted = {(f"schema-{n}", kind) for n in range(1, SCHEMA + 1) for kind in known_kinds()}
+    assert found == wanted
+
+
+def check_everything(folder: Path) -> None:
+    """It opens; its frames, its table, its words and all its figures can be made.
+
+    Figures are laid out only in the tests of figures: that takes seconds for a large one.
+    """
+    result = load_result(folder)
+    frames = [name for name in dir(result) if name.endswith("_frame") and name[0] != "_"]
+    assert "to_frame" in frames
+    assert all(len(getattr(result, name)().columns) for name in frames)
+    assert len(result.to_frame())
+    assert text(result.table())
+    assert result.headline()
+    assert json.dumps(result.to_document(), allow_nan=False)
+    for kind in result.plots:
+        try:
+            result.plot(kind)
+        except ValueError as error:
+            assert "does not show its values" in str(error)  # noqa: PT017  # not of every model
+            continue
+        plt.close("all")
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=name_of)
+def test_a_kept_folder_opens_and_shows_all_it_has(folder):
+    check_everything(folder)
+
+
+@pytest.mark.parametrize("folder", PUBLISHED, ids=name_of)
+def test_a_published_result_opens_and_shows_all_it_has(folder):
+    check_everything(folder)
+
+
+@pytest.mark.parametrize(
+    ("kind", "headline", "numbers"),
+    [
+        (
+            "variance",
+            "variance of toy: 4 heads, lengths 16..256, 64 prompts, median slope -0.50",
+            {"std_median": 0.283494051038268, "vector_drift": 0.4858353588317891},
+        ),
+        (
+            "attention",
+            "attention of toy: 4 heads, lengths 16..256, 64 prompts",
+            {"effective": 1.7411011265922482, "predicted_variance": 0.5743491774985175},
+        ),
+        (
+            "synthetic",
+            "synthetic argmax: 2 variants, lengths 16..2048, 3 seeds",
+            {"accuracy": 0.9994346730075169, "global_variance": 0.8985364229066641},
+        ),
+        (
+            "legality",
+            "legality set-complement: 2 variants, 1..12 tokens (trained to 3), 3 seeds",
+            {"kl": 0.01720449663705196, "gap": 8.32656955282881},
+        ),
+        (
+            "search",
+            "search set-complement: 8 settings, 4..16 tokens (trained to 8)",
+            {"learning_rate": 0.0018789852661499486, "kl": 0.03233326721381638},
+        ),
+    ],
+)
+def test_a_kept_folder_has_its_numbers(kind, headline, numbers):
+    result = load_result(KEPT / "schema-1" / kind)
+    assert result.headline().startswith(headline)
+    assert result.to_frame().iloc[0][list(numbers)].to_dict() == pytest.approx(numbers, rel=1e-12)
+    assert result.warnings == ("few prompts",)
+    assert result.provenance.created == "2026-01-01T00:00:00+00:00"
+
+
+@pytest.fixture
+def newer(monkeypatch):
+    """The variance result of a later version, which has a column, a text and a vector more."""
+    monkeypatch.setattr(Result, "kinds", dict(Result.kinds))
+
+    @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+    class Newer(VarianceResult, kind="variance"):
+        by_length: ClassVar[tuple[str, ...]] = (*VarianceResult.by_length, "excess")
+        excess: Array = missing_as_nan("layer_type", "lengths")
+        weight: Array = missing_as_nan("layer_type")
+        unit: str = "tokens"
+
+    return Newer
+
+
+def test_a_folder_without_a_newer_column_opens_with_nan(newer):
+    folder = KEPT / "schema-1" / "variance"
+    result = load_result(folder)
+    assert type(result) is newer
+    frame = result.to_frame()
+    assert frame.excess.isna().all()
+    assert frame.excess.dtype == np.float64
+    assert (result.weight.shape, result.unit) == ((4,), "tokens")
+    assert result.to_document()["rows"][0]["excess"] is None
+    assert frame.columns[-1] == "excess"
+    check_everything(folder)
+
+
+def test_a_newer_column_is_kept_where_it_is_there(newer, tmp_path):
+    old = make_variance_result()
+    values = {field.name: getattr(old, field.name) for field in fields(old)}
+    result = newer(**values, excess=np.ones((6, 3)))
+    folder = result.save(tmp_path / "run")
+    check_same(load_result(folder), result)
+    with pytest.raises(ValueError, match="excess has shape"):
+        newer(**values, excess=np.ones((6, 2)))
+
+
+def test_a_folder_of_a_newer_version_says_to_upgrade(newer, tmp_path, monkeypatch):
+    old = make_variance_result()
+    values = {field.name: getattr(old, field.name) for field in fields(old)}
+    folder = newer(**values).save(tmp_path / "run")
+    monkeypatch.setitem(Result.kinds, "variance", VarianceResult)
+    said = r"variance result has excess, unit, weight, which .*; upgrade llmprobe to open it$"
+    with pytest.raises(ResultFormatError, match=said) as caught:
+        load_result(folder)
+    assert "\n" not in str(caught.value)
+
+
+def rewrite(folder, change):
+    document = json.loads((folder / "result.json").read_text())
+    change(document)
+    (folder / "result.json").write_text(json.dumps(document))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda d: d["fields"].pop("reference"), "variance result lacks reference; copy or make"),
+        (lambda d: d["fields"].pop("warnings"), "variance result lacks warnings; copy or make"),
+        (lambda d: d["arrays"].pop("slope"), "variance result lacks slope; copy or make"),
+        (lambda d: d["fields"]["provenance"].pop("seed"), "provenance lacks seed; copy or make"),
+        (lambda d: d["fields"]["provenance"].update(host="x"), "provenance has host, .* upgrade"),
+        (lambda d: d["fields"].update({"a\nb": 1}), r"has 'a\\nb', which .* upgrade"),
+    ],
+)
+def test_what_is_required_or_unknown_is_named_in_one_line(change, said, tmp_path):
+    folder = make_variance_result().save(tmp_path / "run")
+    rewrite(folder, change)
+    with pytest.raises(ResultFormatError, match=said) as caught:
+        load_result(folder)
+    assert "\n" not in str(caught.value)

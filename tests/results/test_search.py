@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+from checkout import shown_text as text
 from scipy import stats
 from search_samples import LENGTHS, RANGES, make_search_result
 
@@ -200,7 +201,7 @@ def test_an_exact_effect_is_found_and_confirmed(result):
     np.testing.assert_allclose(effects[["low", "high"]].iloc[:3], 0.8)
     assert effects.helps.tolist() == [1] * 3 + [0.5] * 4
     assert effects.p.isna().tolist() == [False] * 3 + [True] * 4
-    assert "“dropout helps” was confirmed for raw weights, ema weights and bema weights." in (
+    assert "“dropout helps” is confirmed for raw weights, ema weights and bema weights." in (
         exact.reading()
     )
     assert "dropout ×0.80 [0.80, 0.80], ema ×1.00 [1.00, 1.00]" in exact.headline()
@@ -209,23 +210,23 @@ def test_an_exact_effect_is_found_and_confirmed(result):
 def test_the_words_are_right_for_every_combination(result):
     words = {0.8: "confirmed", 1.0: "undecided", 1.25: "refuted"}
     for dropout, averaging in itertools.product(words, words):
-        first, second, last = with_factor(result, dropout, averaging).reading().split(". ")
+        first, second, *last = with_factor(result, dropout, averaging).reading().split(". ")
         assert first == (
             "With a constant learning rate, "
-            f"“dropout helps” was {words[dropout]} for raw weights, ema weights and bema weights"
+            f"“dropout helps” is {words[dropout]} for raw weights, ema weights and bema weights"
         )
         assert second == (
-            f"“Averaging helps” was {words[averaging]} for ema without dropout, bema without "
+            f"“Averaging helps” is {words[averaging]} for ema without dropout, bema without "
             "dropout, ema with dropout and bema with dropout"
         )
-        assert "KL beyond training over settings (n = 64) lies below 1" in last
+        assert "KL beyond training, over settings (n = 64), lies below 1" in last[0]
 
 
 def test_mixed_verdicts_are_told_apart(result):
     kl = with_factor(result, 0.8).kl.copy()
     kl[:, 1, 1] = 1.25 * kl[:, 0, 1]
     kl[:, 1, 2] = kl[:, 0, 2]
-    first, second, _ = dataclasses.replace(result, kl=kl).reading().split(". ")
+    first, second, *_ = dataclasses.replace(result, kl=kl).reading().split(". ")
     assert first.endswith(
         "confirmed for raw weights, refuted for ema weights, undecided for bema weights"
     )
@@ -377,6 +378,18 @@ def test_a_document_has_effects_correlations_words_and_no_nan(result):
     assert document["rows"][0]["kl"] is None
     assert [row["effect"] for row in document["effects"]] == [row[0] for row in ROWS]
     assert [row["parameter"] for row in document["correlations"]] == list(OUTCOMES)
-    assert document["reading"].startswith("With a constant learning rate, “dropout helps” was")
+    assert document["reading"].startswith("With a constant learning rate, “dropout helps” is")
     assert document["warnings"] == ["short training"]
     assert document["ranges"] == RANGES
+
+
+def test_a_search_shows_effects_correlations_and_its_reading():
+    result = make_search_result()
+    shown = " ".join(text(result.table()).split())
+    for row in result.effect_frame().to_dict("records"):
+        assert f"{row['effect_size']:.3f} {row['low']:.3f} to {row['high']:.3f}" in shown
+        assert f"{row['helps']:.0%}" in shown
+    for row in result.correlation_frame().to_dict("records"):
+        assert f"{row['rho']:+.2f} {row['low']:+.2f} to {row['high']:+.2f}" in shown
+        assert result.ranges[row["parameter"]] in shown
+    assert result.remarks() == [result.reading()]

@@ -2,11 +2,18 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
-from samples import make_variance_result
+import seaborn as sns
+from checkout import shown_text as text
+from samples import make_attention_result, make_variance_result
 
 from llmprobe.results.base import Result
 from llmprobe.results.series import SeriesResult
+
+
+def whole_layers(result):
+    return dataclasses.replace(result, head=np.full(len(result.head), -1))
 
 
 def test_the_base_of_series_is_no_kind():
@@ -23,3 +30,60 @@ def test_a_frame_has_a_row_for_each_layer_head_and_length():
 def test_a_type_is_needed_for_every_series():
     with pytest.raises(ValueError, match="layer"):
         dataclasses.replace(make_variance_result(), layer_type=("full",))
+
+
+@pytest.mark.parametrize("result", [make_variance_result(n_heads=14), make_attention_result()])
+def test_a_frame_has_only_plain_numbers(result):
+    for one in (result, whole_layers(result)):
+        frame = one.to_frame()
+        assert {str(dtype) for dtype in frame.dtypes} <= {"int64", "float64"}
+        assert frame["head"].isna().all() == (one is not result)
+    assert result.to_frame()["head"].dtype == np.int64
+
+
+def test_seaborn_draws_a_line_for_each_of_fourteen_heads():
+    frame = make_variance_result(n_heads=14).to_frame()
+    first = frame[frame.layer == 0]
+    ax = sns.lineplot(first, x="length", y="std_median", hue="head", legend=False)
+    assert len(ax.lines) == 14
+    drawn = sorted(tuple(line.get_ydata()) for line in ax.lines)
+    assert drawn == sorted(tuple(part.std_median) for _, part in first.groupby("head"))
+
+
+def test_seaborn_takes_whole_layers_too():
+    result = make_variance_result(n_heads=1)
+    frame = whole_layers(result).to_frame()
+    sns.lineplot(frame, x="length", y="std_median", hue="head")
+    ax = sns.relplot(frame, x="length", y="std_median", hue="layer", kind="line").ax
+    assert sorted(tuple(line.get_ydata()) for line in ax.lines[:2]) == sorted(
+        map(tuple, result.std_median)
+    )
+
+
+def test_a_document_has_whole_numbers_for_heads_and_null_for_whole_layers():
+    result = make_variance_result()
+    some = dataclasses.replace(result, head=np.array([0, 1, -1, 2, -1, 5]))
+    for one, heads in (
+        (result, [0, 1, 2] * 2),
+        (whole_layers(result), [None] * 6),
+        (some, [0, 1, None, 2, None, 5]),
+    ):
+        document = one.to_document()
+        assert [row["head"] for row in document["decay"]] == heads
+        assert [row["head"] for row in document["rows"][::3]] == heads
+        assert all(type(row["head"]) in (int, type(None)) for row in document["rows"])
+
+
+def test_types_are_shown_where_they_differ_and_long_tables_are_cut():
+    assert "20 more rows in the saved" in text(make_variance_result(n_heads=30).table())
+    mixed = dataclasses.replace(make_variance_result(), layer_type=("full",) * 3 + ("sliding",) * 3)
+    assert "sliding" in text(mixed.table())
+    assert "head" not in text(whole_layers(mixed).table())
+
+
+def test_a_narrow_terminal_gets_fewer_lengths_and_is_told():
+    result = make_variance_result(lengths=tuple(2**k for k in range(4, 15)))
+    shown = text(result.table(width=80))
+    assert shown.splitlines()[1].split()[2:5] == ["16", "512", "16384"]
+    assert shown.splitlines()[2].split()[3] == f"{result.std_median[0, 5]:.3g}"
+    assert "8 more lengths" in shown

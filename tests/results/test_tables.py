@@ -1,35 +1,51 @@
-"""Tables for the terminal."""
+"""Parts of tables that several kinds of results share."""
 
-import dataclasses
-
+import numpy as np
+import pytest
 from checkout import shown_text as text
-from samples import make_variance_result
 
-from llmprobe.results import tables as reports
-
-
-def test_a_row_for_each_head_with_its_slope_and_interval(variance_result):
-    lines = text(reports.table_of(variance_result)).splitlines()
-    assert lines[1].split()[:5] == ["layer", "head", "16", "64", "256"]
-    assert len(lines) == 2 + 6
-    assert lines[2].endswith("-0.50  -0.60 to -0.40  0.90")
-
-
-def test_types_are_shown_where_they_differ_and_long_tables_are_cut():
-    result = make_variance_result(n_heads=30)
-    assert "20 more rows" in text(reports.table_of(result))
-    mixed = dataclasses.replace(make_variance_result(), layer_type=("full",) * 3 + ("sliding",) * 3)
-    assert "sliding" in text(reports.table_of(mixed))
+from llmprobe.results.tables import (
+    count,
+    fitting,
+    heading,
+    interval_cell,
+    mean_cell,
+    p_cell,
+    span,
+    titled,
+)
 
 
-def test_a_narrow_terminal_gets_fewer_lengths_and_is_told():
-    result = make_variance_result(lengths=tuple(2**k for k in range(4, 15)))
-    shown = text(reports.table_of(result, width=80))
-    assert shown.splitlines()[1].split()[2:5] == ["16", "512", "16384"]
-    assert "8 more lengths" in shown
+def test_a_wide_place_has_all_lengths_and_a_narrow_one_both_ends():
+    lengths = tuple(2**k for k in range(4, 15))
+    assert fitting(lengths, None) == list(lengths)
+    assert fitting(lengths, 300) == list(lengths)
+    assert fitting(lengths, 80) == [16, 512, 16384]
+    assert fitting(lengths, 1) == [16, 16384]
 
 
-def test_comparison_names_each_result(variance_result):
-    shown = text(reports.compare_table([("a", variance_result), ("b", variance_result)]))
-    cells = " ".join(shown.splitlines()[2].split())
-    assert cells == "a heads 0..1 16..256 64 6 -0.50 -0.50 -0.50"
+def test_a_name_is_broken_at_each_plus_and_never_read_as_markup():
+    table = titled("title")
+    table.add_column(heading("[bold]a+b"))
+    assert [line.strip() for line in text(table).splitlines()] == ["title", "[bold]a+", "b"]
+
+
+@pytest.mark.parametrize(
+    ("p", "shown"), [(0.0123, "0.012"), (0.0009, "<0.001"), (1.0, "1.000"), (np.nan, "–")]
+)
+def test_p_has_three_digits_and_a_star_if_significant(p, shown):
+    assert p_cell(p) == shown
+    assert p_cell(p, significant=True) == f"{shown} *"
+
+
+def test_what_is_not_known_is_left_out():
+    assert mean_cell(12.34, 0.56) == "12.3 ± 0.6"
+    assert mean_cell(12.34, np.nan) == "12.3"
+    assert interval_cell({"low": 0.1, "high": 0.2}, "[{:.0f}, {:.0f}]", scale=100) == "[10, 20]"
+    assert interval_cell({"low": np.nan, "high": np.nan}, "{} to {}") == "–"
+
+
+def test_counts_are_numbers_or_ranges_with_their_plural():
+    assert [count(n, "seed") for n in ([1], [8, 8])] == ["1 seed", "8 seeds"]
+    assert count([8, 7], "seed") == "7 to 8 seeds"
+    assert span([3, 1, 2]) == "1 to 3"

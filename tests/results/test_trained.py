@@ -18,9 +18,9 @@ every_kind = pytest.mark.parametrize("make", MAKERS)
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"task": 3}, "need words"),
-        ({"schedule": None}, "need words"),
-        ({"warnings": (1,)}, "need words"),
+        ({"task": 3}, "accepted: strings"),
+        ({"schedule": None}, "accepted: strings"),
+        ({"warnings": (1,)}, "accepted: strings"),
         ({"seeds": ()}, "one or more, all different"),
         ({"steps": 0}, "whole numbers, 1 or more"),
         ({"steps": 1.5}, "whole numbers"),
@@ -43,7 +43,7 @@ def test_seeds_lengths_and_tests_belong_together(make):
         ({"seeds": (*result.seeds[:-1], result.seeds[0])}, "all different"),
         ({"seeds": (*result.seeds[:-1], "x")}, "whole numbers"),
         ({"lengths": tuple(reversed(result.lengths))}, "increasing"),
-        ({result.tests: n_tests[:-1]}, "one number a length"),
+        ({result.tests: n_tests[:-1]}, "one number per length"),
         ({result.tests: (0, *n_tests[1:])}, "1 or more"),
     ):
         with pytest.raises(ValueError, match=words):
@@ -64,5 +64,5 @@ def test_scores_have_their_range(name):
     check_score(name, np.array([0.0, 0.5, 1.0, np.nan]))
     wrong = {"kl": [-0.1, np.inf], "gap": [np.inf, -np.inf]}.get(name, [-0.1, 1.1, np.inf])
     for value in wrong:
-        with pytest.raises(ValueError, match="out of its range"):
+        with pytest.raises(ValueError, match="out of range"):
             check_score(name, np.array([0.5, value]))

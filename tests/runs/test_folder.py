@@ -88,7 +88,7 @@ def test_a_link_stands_for_its_folder_and_one_to_nothing_is_refused(tmp_path, op
 
 def test_a_run_under_way_is_told_from_what_is_no_result(tmp_path):
     open_probe(tmp_path / "run", ASKED)
-    with pytest.raises(ResultFormatError, match="is not at its end; run its command again"):
+    with pytest.raises(ResultFormatError, match="is not finished; run its command again"):
         load_result(tmp_path / "run")
 
 

@@ -16,13 +16,13 @@ from matplotlib.colors import LogNorm
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 from numpy.typing import NDArray
 
+from llmprobe.base.lengths import spread
 from llmprobe.results.figures.style import (
     COLUMN_WIDTH,
     MAX_PANELS,
     draw_violins,
     length_axis,
     palette,
-    spread,
     styled_axes,
 )
 

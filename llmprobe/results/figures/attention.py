@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from numpy.typing import NDArray
 
+from llmprobe.base.lengths import spread
 from llmprobe.results.figures.style import (
     COLUMN_WIDTH,
     MAX_PANELS,
@@ -22,7 +23,6 @@ from llmprobe.results.figures.style import (
     palette,
     prompts_of,
     series_legend,
-    spread,
     styled_axes,
 )
 

@@ -4,18 +4,22 @@ One style serves a notebook and a paper: colors that the color-blind tell apart,
 of powers of two, the statistic, its axis and the number of prompts in the labels.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import cycle
+from pathlib import Path
 from typing import Any
 
 import matplotlib
 import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
 import seaborn as sns
 from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from llmprobe.base.files import replacing
 
 COLUMN_WIDTH = 3.5
 """Inches: one column of a two-column paper."""
@@ -72,19 +76,12 @@ def draw_violins(frame: pd.DataFrame, ax: Axes, *, legend: bool = True) -> None:
 
 def series_name(layer: Any, head: Any) -> str:
     """How a series is called in legends."""
-    return f"layer {layer}" if pd.isna(head) else f"layer {layer} head {head}"
+    return f"layer {layer}" if pd.isna(head) else f"layer {layer} head {int(head)}"
 
 
 def by_series(frame: pd.DataFrame) -> Mapping[str, pd.DataFrame]:
     groups = frame.groupby(["layer", "head"], dropna=False, sort=False)
     return {series_name(*key): part for key, part in groups}
-
-
-def spread(items: Sequence[int], n: int) -> list[int]:
-    """At most n of the items, evenly, the first and the last among them."""
-    if len(items) <= n:
-        return list(items)
-    return [items[round(i * (len(items) - 1) / (n - 1))] for i in range(n)]
 
 
 def marker_of(part: pd.DataFrame) -> str | None:
@@ -131,6 +128,22 @@ def palette(n: int) -> Iterator[tuple[float, ...]]:
 def prompts_of(frame: pd.DataFrame) -> str:
     low, high = frame.n_prompts.min(), frame.n_prompts.max()
     return f"{low}" if low == high else f"{low} to {high}"
+
+
+def write_figure(axes: Any, path: Path, *, width: float | None = None) -> None:
+    """Write the figure that Axes are in to a file and close it; `width` is in inches.
+
+    The file is written next to its place and renamed: it is whole or not there, and a link at its
+    place is replaced, not followed.
+    """
+    figure = np.atleast_1d(axes).ravel()[0].get_figure(root=True)
+    if width is not None:
+        figure.set_size_inches(width, width * figure.get_figheight() / figure.get_figwidth())
+    try:
+        with replacing(path) as file:
+            figure.savefig(file, dpi=200, format=path.suffix.removeprefix(".") or None)
+    finally:
+        plt.close(figure)
 
 
 @contextmanager

@@ -57,3 +57,18 @@ def test_the_style_is_there_in_its_block_and_nowhere_else():
         first = ax.plot([0, 1])[0].get_color()
     assert first == next(style.palette(2))
     assert dict(plt.rcParams) == before
+
+
+def test_a_figure_is_written_with_its_width_and_closed(tmp_path, variance_result):
+    for kind in ("decay", "drift"):  # one panel, and several
+        style.write_figure(variance_result.plot(kind), tmp_path / f"{kind}.png", width=3)
+        assert plt.imread(tmp_path / f"{kind}.png").shape[1] == 600
+    assert not plt.get_fignums()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["decay.png", "drift.png"]
+
+
+def test_a_figure_that_cannot_be_written_leaves_nothing(tmp_path, variance_result):
+    with pytest.raises(ValueError, match="poem"):
+        style.write_figure(variance_result.plot(), tmp_path / "figure.poem")
+    assert not plt.get_fignums()
+    assert not list(tmp_path.iterdir())
