@@ -22,14 +22,14 @@ from llmprobe.synthetic.optimizer import SeedAdamW
 from llmprobe.synthetic.plan import STACK
 from llmprobe.synthetic.set_network import SetNetwork
 from llmprobe.synthetic.set_plan import SetTraining
-from llmprobe.synthetic.tasks import find_task
+from llmprobe.synthetic.tasks import SetTask
 from llmprobe.synthetic.training import take_step
 
 SPEEDUP = 4.0
 TOLERANCE = 1e-3
 BATCH, WIDTH = 128, 128
 LENGTHS = range(5, 17)
-TASK = find_task("argmax")
+TASK = SetTask.named("argmax")
 RATE, DECAY, CLIP = 1e-3, 1e-3, 1.0
 
 

@@ -18,6 +18,7 @@ _HOME = {
     "probe_attention": "probes.attention",
     "probe_variance": "probes.variance",
     "train_synthetic": "synthetic.lab",
+    "search_synthetic": "synthetic.lab",
     "load_synthetic": "synthetic.lab",
     "SyntheticResult": "results.accuracy",
     "LegalityResult": "results.legality",

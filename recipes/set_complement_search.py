@@ -15,14 +15,14 @@ from typing import Annotated, Literal
 
 import typer
 
-from llmprobe import LLMProbeError, train_synthetic
+from llmprobe import LLMProbeError, search_synthetic
 
 NAME = "set_complement_search"
 SCALES = {
-    "quick": {"search": 6, "steps": 50, "sets": 128, "vocab": 8, "train_lengths": "1..2"},
-    "desk": {"search": 64, "steps": 5000, "sets": 4096},
+    "quick": {"n": 6, "steps": 50, "sets": 128, "vocab": 8, "train_lengths": "1..2"},
+    "desk": {"n": 64, "steps": 5000, "sets": 4096},
     "paper": {
-        "search": 512,
+        "n": 512,
         "steps": 50_000,
         "sets": 32_768,
         "vocab": 64,
@@ -41,9 +41,9 @@ def main(
     output: Annotated[Path, typer.Option(help="Folder for figure and result.")] = Path("figures"),
 ) -> None:
     name = f"{NAME}_{network}_{schedule}"
-    result = train_synthetic(
+    result = search_synthetic(
         "set-complement",
-        NETWORKS[network],
+        variant=NETWORKS[network],
         schedule=schedule,
         output=Path("runs") / name / scale,
         **SCALES[scale],

@@ -28,21 +28,25 @@ def ls(
 
 
 def _tasks() -> dict[str, str]:
-    from llmprobe.synthetic.tasks import CHOICES, TASKS
+    from llmprobe.synthetic.tasks import TASKS
 
-    kinds = {name: type(task) for name, task in TASKS.items()} | CHOICES
-    return {name: (inspect.getdoc(kind) or "").splitlines()[0] for name, kind in kinds.items()}
+    return {name: (inspect.getdoc(task) or "").splitlines()[0] for name, task in TASKS.items()}
 
 
 def _variants() -> dict[str, str]:
     from llmprobe.synthetic.decoder_network import DECODER_PARTS
     from llmprobe.synthetic.set_network import PARTS
+    from llmprobe.synthetic.tasks import TASKS, SequenceTask, SetTask
 
-    found = {
-        "baseline": "the network without parts, for othello with mlp, prenorm and rotary; a plus "
-        "joins parts of different places"
+    baseline = "the network without parts; a plus joins parts of different places"
+    for name, task in TASKS.items():
+        if issubclass(task, SequenceTask) and task.baseline:
+            baseline += f"; for {name} it has {', '.join(task.baseline.values())}"
+    found = {"baseline": baseline}
+    groups = {
+        ", ".join(name for name, task in TASKS.items() if issubclass(task, kind)): parts
+        for kind, parts in ((SetTask, PARTS), (SequenceTask, DECODER_PARTS))
     }
-    groups = {"argmax, dictionary": PARTS, "set-complement, othello": DECODER_PARTS}
     for name in dict.fromkeys([*PARTS, *DECODER_PARTS]):
         meanings: dict[str, list[str]] = {}
         for tasks, parts in groups.items():

@@ -4,9 +4,9 @@
     bema   EMA_t = (1 - β_t) EMA_{t-1} + β_t θ_t, evaluated as α_t (θ_t - θ_0) + EMA_t
            with α_t = (ρ + γ t)^-η and β_t = (ρ + γ t)^-κ: bias-corrected, arXiv 2508.00180
 
-θ_0 are the weights at the end of the burn-in, t counts the steps since then. Weights may have any
-axes before their own, such as one for seeds. The paper updates BEMA every 400 steps; trainings here
-are short, so the default is every step, and t counts steps either way.
+θ_0 are the initial weights, t counts the steps. Weights may have any axes before their own, such as
+one for seeds. The paper updates BEMA every 400 steps; trainings here are short, so here it
+is every step.
 """
 
 from abc import ABC, abstractmethod
@@ -16,34 +16,24 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from llmprobe.base.nesting import flatten, under
+
 Weights = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Averaging(ABC):
-    """When an average is updated and how; the weights it keeps are `Average`'s."""
-
-    burn_in: int = 0
-    """Steps before the first weights that count."""
-    period: int = 1
-    """Steps from one update to the next."""
-
-    def __post_init__(self) -> None:
-        if self.burn_in < 0 or self.period < 1:
-            raise ValueError(
-                f"averaging: got burn_in {self.burn_in} and period {self.period}, accepted: 0 or "
-                "more and 1 or more"
-            )
+    """How an average is updated; the weights it keeps are `Average`'s."""
 
     @abstractmethod
     def rate(self, t: int) -> float | tuple[float, ...]:
-        """The share of the present weights in an update, t steps after the burn-in.
+        """The share of the present weights in the update after t steps.
 
         One for all, or one for each place on the weights' first axis.
         """
 
     def correction(self, t: int) -> float:
-        """The share of the whole way since the burn-in that is added on evaluation."""
+        """The share of the whole way since the start that is added on evaluation."""
         return 0.0
 
 
@@ -55,7 +45,6 @@ class Ema(Averaging):
     """One for all, or one for each place on the weights' first axis."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         for decay in self.decay if isinstance(self.decay, tuple) else (self.decay,):
             if not 0 <= decay < 1:
                 raise ValueError(f"ema decay: got {decay}, accepted: 0 or more and less than 1")
@@ -76,7 +65,6 @@ class Bema(Averaging):
     rho: float = 10.0
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.rho < 1 or min(self.kappa, self.eta, self.gamma) < 0:
             raise ValueError(
                 f"bema: got {self}, accepted: a lag rho of 1 or more, the others 0 or more"
@@ -100,14 +88,11 @@ class Average:
 
     def update(self, step: int, weights: Weights) -> None:
         """Take in the weights after `step` steps; 0 is before the first."""
-        t = step - self.averaging.burn_in
-        if t < 0 or t % self.averaging.period:
-            return
-        if t == 0:
+        if step == 0:
             self.start = {name: w.detach().clone() for name, w in weights.items()}
             self.mean = {name: w.clone() for name, w in self.start.items()}
             return
-        rate = self.averaging.rate(t)
+        rate = self.averaging.rate(step)
         with torch.no_grad():
             for name, mean in self.mean.items():
                 mean.lerp_(weights[name], self._beside(rate, mean))
@@ -122,11 +107,8 @@ class Average:
         return self._rates[mean.device].view(-1, *[1] * (mean.ndim - 1))
 
     def weights(self, step: int, weights: Weights) -> dict[str, Tensor]:
-        """The average after `step` steps, where `weights` are the raw ones; those in a burn-in."""
-        t = step - self.averaging.burn_in
-        if t <= 0:
-            return {name: w.detach().clone() for name, w in weights.items()}
-        share = self.averaging.correction(t)
+        """The average after `step` steps, where `weights` are the raw ones."""
+        share = self.averaging.correction(step)
         return {
             name: self.mean[name] + share * (w.detach() - self.start[name])
             for name, w in weights.items()
@@ -134,13 +116,9 @@ class Average:
 
     def state(self) -> dict[str, Tensor]:
         """Everything it has kept, as flat names."""
-        return {f"start.{name}": w for name, w in self.start.items()} | {
-            f"mean.{name}": w for name, w in self.mean.items()
-        }
+        return flatten({"start": self.start, "mean": self.mean}, ".")
 
     def load(self, state: Weights) -> None:
-        """Go on from what `state()` gave."""
-        for part, into in (("start.", self.start), ("mean.", self.mean)):
-            into.update(
-                (k.removeprefix(part), w.clone()) for k, w in state.items() if k.startswith(part)
-            )
+        """Resume from what `state()` gave."""
+        for part, into in (("start", self.start), ("mean", self.mean)):
+            into.update((name, w.clone()) for name, w in under(part, state, ".").items())

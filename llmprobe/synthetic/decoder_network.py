@@ -10,14 +10,22 @@ logits are B[last] + Σ a(last, i) D[i]; `complement` has its closed form.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from llmprobe.base.seeds import torch_generator
-from llmprobe.synthetic.layers import Drop, SeedEmbedding, SeedLinear, SeedMlp, SeedNorm, no_drop
+from llmprobe.synthetic.layers import (
+    Drop,
+    SeedEmbedding,
+    SeedLinear,
+    SeedMlp,
+    SeedNetwork,
+    SeedNorm,
+    check_heads,
+    no_drop,
+)
 from llmprobe.synthetic.variants import AVERAGES, BASELINE, Part, parse_variant
 
 DECODER_PARTS = {
@@ -110,7 +118,7 @@ class DecoderLayer(nn.Module):
         return cast(Tensor, self.norms[norm](x + drop(branch(x))))
 
 
-class Decoder(nn.Module):
+class Decoder(SeedNetwork):
     """A decoder for each of some seeds; see the module's docstring."""
 
     _can_record_outputs: ClassVar = {"attentions": DecoderAttention}
@@ -127,21 +135,25 @@ class Decoder(nn.Module):
         value_size: int | None = None,
         context: int | None = None,
     ) -> None:
-        """`value_size`: of a head, width / heads if not told; `context`: of learned positions."""
-        super().__init__()
+        """`value_size`: of a head, width / heads if not given; `context`: of learned positions."""
+        super().__init__(
+            seeds,
+            vocab=vocab,
+            variant=variant,
+            width=width,
+            heads=heads,
+            layers=layers,
+            value_size=value_size,
+            context=context,
+        )
         parts = parse_variant(variant, DECODER_PARTS)
-        if heads < 1 or width < 1 or width % heads:
-            raise ValueError(f"heads: got {heads}, accepted: a divisor of the width, {width}")
-        if parts.get("positions") == "rotary" and width // heads % 2:
-            raise ValueError(
-                f"width: got {width}, accepted for rotary: even for each of {heads} heads"
-            )
+        check_heads(width, heads, rotary=parts.get("positions") == "rotary")
         size = width // heads if value_size is None else value_size
         for name, value in {"seeds": len(seeds), "layers": layers, "value_size": size}.items():
             if value < 1:
                 raise ValueError(f"{name}: got {value}, accepted: 1 or more")
         n = len(seeds)
-        self.variant, self.seeds, self.heads = variant, tuple(seeds), heads
+        self.variant, self.heads = variant, heads
         self.embedding = SeedEmbedding(n, vocab, width)
         self.positions = None
         if parts.get("positions") == "learned":
@@ -154,20 +166,7 @@ class Decoder(nn.Module):
         final = parts.get("norm") == "prenorm"
         self.norm = SeedNorm(n, width, gain=True, bias=True) if final else nn.Identity()
         self.unembedding = SeedLinear(n, width, vocab, bias=False)
-        self._arguments: dict[str, Any] = {
-            "vocab": vocab,
-            "variant": variant,
-            "width": width,
-            "heads": heads,
-            "layers": layers,
-            "value_size": value_size,
-            "context": context,
-        }
-        # By the module's name, so that all variants of a seed begin alike.
-        for path, module in self.named_modules():
-            if isinstance(module, SeedLinear | SeedEmbedding):
-                for index, seed in enumerate(seeds):
-                    module.draw(index, torch_generator(seed, "weights", path))
+        self.draw_weights()
 
     def get_input_embeddings(self) -> SeedEmbedding:
         return self.embedding
@@ -198,13 +197,6 @@ class Decoder(nn.Module):
         for layer in self.layers:
             x = layer(x, drop)
         return Predicted(self.unembedding(self.norm(x)))
-
-    def member(self, index: int) -> "Decoder":
-        """The decoder of one seed, as a copy."""
-        one = type(self)(seeds=(self.seeds[index],), **self._arguments)
-        one = one.to(next(self.parameters()))
-        one.load_state_dict({k: v[[index]] for k, v in self.state_dict().items()})
-        return one
 
 
 def _turn(x: Tensor) -> Tensor:

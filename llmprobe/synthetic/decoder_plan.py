@@ -1,4 +1,4 @@
-"""Several right answers: what the lab trains on set complement and Othello, and how its pieces
+"""Tasks of sequences, with several right answers: their training, and how the pieces of a plan
 become a `LegalityResult`.
 
 Training is that of a language model: each token is predicted from those before it. The loss is
@@ -22,52 +22,13 @@ from llmprobe.synthetic.decoder_network import DECODER_PARTS, Decoder
 from llmprobe.synthetic.decoder_scores import digest_test_sequences, score
 from llmprobe.synthetic.layers import Drop, by_seed
 from llmprobe.synthetic.plan import Advance, Done, Numbers, Plan
-from llmprobe.synthetic.tasks import Choice, find_choice
+from llmprobe.synthetic.tasks import SequenceTask
 from llmprobe.synthetic.training import Batch, Training, check_size, seed_generators, steps_of
 from llmprobe.synthetic.variants import BASELINE, Parts
 
-BASES = {"set-complement": {}, "othello": {"mlp": "mlp", "norm": "prenorm", "positions": "rotary"}}
-"""Parts of the baseline by their place: the minimal model has none, for Othello it is a GPT. Its
-positions are rotary: of learned ones, those beyond training would never have been trained."""
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "set-complement": {
-        "variants": "baseline,dropout,ema,bema",
-        "vocab": 16,
-        "train_lengths": "1..4",
-        "width": 32,
-        "heads": 1,
-        "layers": 1,
-        "batch": 64,
-        "learning_rate": 3e-3,
-        "weight_decay": 1e-3,
-    },
-    "othello": {
-        "variants": "baseline,ema,bema",
-        "train_lengths": "1..30",
-        "batch": 64,
-        "learning_rate": 2e-3,
-        "weight_decay": 0.1,
-        "warmup": 200,
-    },
-}
-PRESETS: dict[str, dict[str, dict[str, Any]]] = {
-    "set-complement": {
-        "quick": {"seeds": 8, "steps": 2000, "sets": 1024, "ema_decay": 0.99},
-        "desk": {"seeds": 32, "steps": 10_000, "sets": 8192},
-        "paper": {"seeds": 32, "steps": 100_000, "sets": 32_768},
-    },
-    "othello": {
-        "quick": {"seeds": 2, "steps": 1000, "sets": 512, "ema_decay": 0.99}
-        | {"width": 32, "layers": 2, "heads": 2},
-        "desk": {"seeds": 4, "steps": 7000, "sets": 4096, "width": 96, "layers": 4, "heads": 4},
-        "paper": {"seeds": 4, "steps": 250_000, "sets": 32_768, "batch": 1024, "warmup": 2000}
-        | {"width": 512, "layers": 8, "heads": 8, "learning_rate": 5e-4},
-    },
-}
-
 
 @dataclass(frozen=True, kw_only=True)
-class ChoiceTraining(Training):
+class DecoderTraining(Training):
     """A training of a decoder on the first tokens of sequences."""
 
     parts: ClassVar[Parts] = DECODER_PARTS
@@ -88,29 +49,24 @@ class ChoiceTraining(Training):
         for name in ("layers", "value_size"):
             if getattr(self, name) is not None:
                 check_size(name, getattr(self, name))
-        self.choice.check(self.longest, "train_lengths")
-        if self.parse(self.variant).get("positions") == "rotary" and self.width // self.heads % 2:
-            raise ValueError(
-                f"width: got {self.width}, accepted for rotary positions: an even size for each of "
-                f"{self.heads} heads"
-            )
+        self.sequences.check(self.longest, "train_lengths")
 
     def parse(self, variant: str) -> dict[str, str]:
-        return BASES[self.task] | super().parse(variant)
+        return self.sequences.baseline | super().parse(variant)
 
     @property
     def activations(self) -> int:
-        return self.batch * self.longest * (self.layers * self.width + self.choice.vocab)
+        return self.batch * self.longest * (self.layers * self.width + self.sequences.vocab)
 
     @cached_property
-    def choice(self) -> Choice:
-        return find_choice(self.task, self.vocab)
+    def sequences(self) -> SequenceTask:
+        return SequenceTask.named(self.task, self.vocab)
 
     @cached_property
     def _chance(self) -> float:
         """The share of right answers of guessing."""
-        tokens = self.choice.sample(64, self.longest, torch_generator(0, "chance"))
-        allowed = self.choice.allowed(tokens)[:, self.shortest - 1 :]
+        tokens = self.sequences.sample(64, self.longest, torch_generator(0, "chance"))
+        allowed = self.sequences.allowed(tokens)[:, self.shortest - 1 :]
         return float(allowed[allowed.any(dim=-1)].float().mean())
 
     def has_learned(self, loss: Tensor, right: Tensor) -> Tensor:
@@ -120,27 +76,27 @@ class ChoiceTraining(Training):
     def new_network(self, variant: str | None = None) -> Decoder:
         parts = self.parse(variant or self.variant)
         return Decoder(
-            self.choice.vocab,
+            self.sequences.vocab,
             "+".join(parts.values()) or BASELINE,
             seeds=self.seeds,
             width=self.width,
             heads=self.heads,
             layers=self.layers,
             value_size=self.value_size,
-            context=self.choice.longest,
+            context=self.sequences.longest,
         )
 
     def batches(self, block: int) -> Iterator[Batch]:
         """Tokens (seeds * batch, longest + 1) and what is allowed after each but the last."""
         n_steps = steps_of(self, block)
         drawn = [
-            self.choice.sample(n_steps * self.batch, self.longest, generator)
+            self.sequences.sample(n_steps * self.batch, self.longest, generator)
             for generator in seed_generators(self, "sequences", block)
         ]
         for step in range(n_steps):
             rows = slice(step * self.batch, (step + 1) * self.batch)
             tokens = torch.cat([tokens[rows] for tokens in drawn])
-            yield tokens, self.choice.allowed(tokens)
+            yield tokens, self.sequences.allowed(tokens)
 
     def losses(self, network: Decoder, batch: Batch, drop: Drop) -> tuple[Tensor, Tensor]:
         tokens, allowed = batch
@@ -164,12 +120,12 @@ class ChoiceTraining(Training):
 
 
 @dataclass(frozen=True)
-class ChoicePlan(Plan):
+class DecoderPlan(Plan):
     """Variants of a decoder, scored after more tokens than training showed."""
 
     measured: ClassVar[tuple[str, ...]] = (*SCORES, "uniform_mass", "n_sequences")
 
-    base: ChoiceTraining
+    base: DecoderTraining
 
     def work(self, network: Decoder) -> int:
         return self.sets
@@ -177,7 +133,7 @@ class ChoicePlan(Plan):
     def measure(self, network: Decoder, advance: Advance) -> Numbers:
         return score(
             network,
-            self.base.choice,
+            self.base.sequences,
             self.lengths,
             self.sets,
             advance=lambda n: advance(n, "sequences"),
@@ -201,13 +157,13 @@ class ChoicePlan(Plan):
         """What any result of these tasks says of itself."""
         base = self.base
         return {
-            "provenance": self.provenance("Decoder", digest_test_sequences(base.choice), device),
+            "provenance": self.provenance("Decoder", digest_test_sequences(base.sequences), device),
             "task": base.task,
             "seeds": base.seeds,
             "lengths": self.lengths,
             "train_lengths": (base.shortest, base.longest),
             "n_sequences": tuple(int(n) for n in self._any_scores(done)["n_sequences"]),
-            "vocab": base.choice.vocab,
+            "vocab": base.sequences.vocab,
             "target": base.target,
             "schedule": base.schedule,
             "steps": base.steps,

@@ -1,6 +1,6 @@
 """Scoring: how much of a decoder's prediction is allowed, after each number of tokens given.
 
-    scores = score(network, find_choice("set-complement"), lengths=(1, 2, 4, 8), n=1024)
+    scores = score(network, ComplementTask(), lengths=(1, 2, 4, 8), n=1024)
     scores["illegal_mass"]  # (seeds, lengths)
 
 A causal decoder answers after every token, so one forward over a sequence gives all lengths. The
@@ -20,7 +20,7 @@ from llmprobe.base.seeds import torch_generator
 from llmprobe.results.trained import SCORES
 from llmprobe.synthetic.decoder_network import Decoder
 from llmprobe.synthetic.layers import by_seed
-from llmprobe.synthetic.tasks import Choice
+from llmprobe.synthetic.tasks import SequenceTask
 
 _DRAWN = 1024
 """Sequences that are drawn at once. Part of what the tests are: another number gives others."""
@@ -31,7 +31,7 @@ _DEFAULT_CHUNK = 2**25
 
 def score(
     network: Decoder,
-    task: Choice,
+    task: SequenceTask,
     lengths: Sequence[int],
     n: int,
     *,
@@ -86,7 +86,7 @@ def _score(logits: Tensor, allowed: Tensor) -> Tensor:
     return torch.where(finite, found, torch.nan)
 
 
-def draw_test_sequences(task: Choice, length: int, n: int) -> Iterator[Tensor]:
+def draw_test_sequences(task: SequenceTask, length: int, n: int) -> Iterator[Tensor]:
     """Tokens of test sequences, from a stream that no training draws from.
 
     Short ones occur in training all the same: there are few of them.
@@ -97,7 +97,7 @@ def draw_test_sequences(task: Choice, length: int, n: int) -> Iterator[Tensor]:
         yield task.sample(_DRAWN, task.longest, generator)[: n - start, : length + 1]
 
 
-def digest_test_sequences(task: Choice) -> str:
+def digest_test_sequences(task: SequenceTask) -> str:
     """A short name for the test sequences: the same for the same ones."""
     tokens = next(draw_test_sequences(task, task.longest, 1))
     return hashlib.sha256(tokens.numpy().tobytes()).hexdigest()[:16]

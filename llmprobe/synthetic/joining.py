@@ -1,12 +1,12 @@
-"""Joining trainings of the same settings, of other seeds or tested at other lengths, into one.
+"""Join trainings with the same settings and other seeds, or tested at other lengths, into one.
 
-The folder of what is joined is that of a training like any other: it has all networks and all
-measurements, and `load_synthetic` takes networks from it.
+The joined folder is that of a training like any other: it has all networks and all measurements,
+and `load_synthetic` reads networks from it.
 """
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,15 +15,12 @@ import torch
 
 from llmprobe.results.base import Result
 from llmprobe.results.opening import load_result
-from llmprobe.runs.checkpoints import check_same, write_checkpoint
+from llmprobe.runs.checkpoints import check_same
 from llmprobe.runs.folder import open_training, read_training
-from llmprobe.synthetic.decoder_plan import ChoicePlan, ChoiceTraining
-from llmprobe.synthetic.lab import training_of
-from llmprobe.synthetic.plan import Done, Numbers, Plan
-from llmprobe.synthetic.runs import facts_of, finished_pieces, measured_name
-from llmprobe.synthetic.search_plan import SearchPlan
-from llmprobe.synthetic.set_plan import SetPlan, SetTraining
-from llmprobe.synthetic.tasks import CHOICES
+from llmprobe.runs.jobs import write_state
+from llmprobe.synthetic.pieces import facts_of, finished_pieces, measured_name
+from llmprobe.synthetic.plan import Done, Numbers, Plan, in_order
+from llmprobe.synthetic.settings import plan_of
 
 _OF_A_PART = {"seeds", "lengths"}
 """What may differ between trainings that are joined."""
@@ -48,9 +45,7 @@ def join(folders: Sequence[Path]) -> tuple[Result, Callable[[Path], None]]:
         by_seeds.setdefault(part.plan.base.seeds, []).append(part)
     parts = [_join_lengths(same) for same in by_seeds.values()]
     plan = _join_seeds([part.plan for part in parts])
-    done = sorted(
-        (one for part in parts for one in part.done), key=lambda d: d.piece.training.seeds
-    )
+    done = in_order(one for part in parts for one in part.done)
     device = torch.device(load_result(folders[0]).provenance.device)
     where = {name: asked[0].get(name) for name in ("device", "torch")}
 
@@ -62,8 +57,7 @@ def join(folders: Sequence[Path]) -> tuple[Result, Callable[[Path], None]]:
         for one in done:
             for variant, numbers in one.measured.items():
                 path = space.measured(measured_name(variant, one.piece))
-                tensors = {name: torch.from_numpy(array) for name, array in numbers.items()}
-                write_checkpoint(path, tensors, facts_of(plan))
+                write_state(path, numbers, facts_of(plan))
 
     return plan.join(done, device), write
 
@@ -73,22 +67,10 @@ def _settings(there: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read(folder: Path, there: Mapping[str, Any]) -> _Part:
-    plan = _plan(there)
+    plan = plan_of(there)
     space = open_training(folder, there)
     networks = [space.checkpoint(piece.name) for piece in plan.pieces()]
     return _Part(plan, finished_pieces(plan, space), networks)
-
-
-def _plan(there: Mapping[str, Any]) -> Plan:
-    """The plan that a folder's configuration is of."""
-    kind = ChoiceTraining if there["task"] in CHOICES else SetTraining
-    names = {field.name for field in fields(kind)}
-    base = training_of({name: value for name, value in there.items() if name in names})
-    variants, lengths, sets = tuple(there["variants"]), tuple(there["lengths"]), there["sets"]
-    if isinstance(base, ChoiceTraining):
-        plan = SearchPlan if "search" in there else ChoicePlan
-        return plan(variants, base, lengths, sets)
-    return SetPlan(variants, base, lengths, sets)
 
 
 def _join_lengths(parts: Sequence[_Part]) -> _Part:
@@ -98,7 +80,7 @@ def _join_lengths(parts: Sequence[_Part]) -> _Part:
     if len(set(lengths)) < len(lengths):
         twice = next(length for length in lengths if lengths.count(length) > 1)
         raise ValueError(
-            f"merge: seeds {_told(first.plan)} at length {twice} are in two folders; give "
+            f"merge: seeds {_range(first.plan)} at length {twice} are in two folders; give "
             "trainings of other seeds, or tested at other lengths"
         )
     order = np.argsort(lengths)
@@ -106,7 +88,7 @@ def _join_lengths(parts: Sequence[_Part]) -> _Part:
         pairs = zip(first.done, other.done, strict=True)
         if not all(np.array_equal(a.losses, b.losses, equal_nan=True) for a, b in pairs):
             raise ValueError(
-                f"merge: seeds {_told(first.plan)} were trained to other networks in another "
+                f"merge: seeds {_range(first.plan)} were trained to other networks in another "
                 "folder; give trainings of one machine, or of other seeds"
             )
 
@@ -130,17 +112,17 @@ def _join_seeds(plans: Sequence[Plan]) -> Plan:
     seeds = [seed for plan in plans for seed in plan.base.seeds]
     if len(set(seeds)) < len(seeds):
         raise ValueError(
-            f"merge: seeds {' and '.join(map(_told, plans))} overlap; give trainings of the same "
+            f"merge: seeds {' and '.join(map(_range, plans))} overlap; give trainings of the same "
             "seeds at other lengths, or of others"
         )
     for plan in plans[1:]:
         if plan.lengths != plans[0].lengths:
             raise ValueError(
-                f"merge: seeds {_told(plans[0])} were tested at {plans[0].lengths}, seeds "
-                f"{_told(plan)} at {plan.lengths}; every seed needs the same"
+                f"merge: seeds {_range(plans[0])} were tested at {plans[0].lengths}, seeds "
+                f"{_range(plan)} at {plan.lengths}; every seed needs the same"
             )
     return replace(plans[0], base=replace(plans[0].base, seeds=tuple(sorted(seeds))))
 
 
-def _told(plan: Plan) -> str:
+def _range(plan: Plan) -> str:
     return f"{plan.base.seeds[0]} to {plan.base.seeds[-1]}"

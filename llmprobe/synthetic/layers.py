@@ -6,10 +6,13 @@ module has the shape that it would have for one seed.
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from llmprobe.base.seeds import torch_generator
 
 Drop = Callable[[Tensor], Tensor]
 """What a network applies where dropout stands; a `SeedDropout` in training."""
@@ -27,6 +30,49 @@ INITIAL = 0.1
 def by_seed(x: Tensor, seeds: int) -> Tensor:
     """(seeds * batch, ...) to (seeds, batch, ...)."""
     return x.unflatten(0, (seeds, -1))
+
+
+def check_heads(width: int, heads: int, *, rotary: bool = False) -> None:
+    """Refuse heads that the width cannot be divided into."""
+    if heads < 1 or width < 1 or width % heads:
+        raise ValueError(f"heads: got {heads}, accepted: a divisor of the width, {width}")
+    if rotary and width // heads % 2:
+        raise ValueError(
+            f"width: got {width}, accepted for rotary positions: an even size for each of "
+            f"{heads} heads"
+        )
+
+
+@runtime_checkable
+class Drawn(Protocol):
+    """A module whose initial values are random."""
+
+    def draw(self, seed: int, generator: torch.Generator) -> None:
+        """The initial values of one seed."""
+
+
+class SeedNetwork(nn.Module):
+    """A network for each of some seeds, made of the layers below."""
+
+    def __init__(self, seeds: Sequence[int], **arguments: Any) -> None:
+        """`arguments`: the other arguments of the subclass, for `member`."""
+        super().__init__()
+        self.seeds = tuple(seeds)
+        self._arguments = arguments
+
+    def draw_weights(self) -> None:
+        """Draw each seed's initial weights, by the module's name: all variants begin alike."""
+        for path, module in self.named_modules():
+            if isinstance(module, Drawn):
+                for index, seed in enumerate(self.seeds):
+                    module.draw(index, torch_generator(seed, "weights", path))
+
+    def member(self, index: int) -> Self:
+        """The network of one seed, as a copy."""
+        one = type(self)(seeds=(self.seeds[index],), **self._arguments)
+        one = one.to(next(self.parameters()))
+        one.load_state_dict({k: v[[index]] for k, v in self.state_dict().items()})
+        return one
 
 
 class SeedLinear(nn.Module):

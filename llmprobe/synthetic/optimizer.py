@@ -1,9 +1,11 @@
-"""AdamW over stacked seeds, each with a learning rate of its own where they differ."""
+"""AdamW over stacked seeds, which may have different learning rates."""
 
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
+
+from llmprobe.base.nesting import flatten, under
 
 _KEPT = ("exp_avg", "exp_avg_sq")
 
@@ -47,20 +49,24 @@ class SeedAdamW:
 
     def state(self) -> dict[str, Tensor]:
         """Its moments, as flat names."""
+        return flatten({key: self._moments(key) for key in _KEPT}, ".")
+
+    def _moments(self, key: str) -> dict[str, Tensor]:
+        """One kind of moments by the weight's name, (seeds, ...)."""
         state = self._adamw.state
+        if len(self.rates) == 1:
+            return {name: state[weight][key] for name, weight in self.weights.items()}
         return {
-            f"{key}.{name}": state[weight][key]
-            if len(self.rates) == 1
-            else torch.stack([state[group[name]][key] for group in self._groups])
-            for name, weight in self.weights.items()
-            for key in _KEPT
+            name: torch.stack([state[group[name]][key] for group in self._groups])
+            for name in self.weights
         }
 
     def load(self, state: Mapping[str, Tensor], step: int) -> None:
-        """Go on from what `state()` gave after `step` steps."""
+        """Resume from what `state()` gave after `step` steps."""
+        moments = {key: under(key, state, ".") for key in _KEPT}
         for index, group in enumerate(self._groups):
             for name, weight in group.items():
-                whole = {key: state[f"{key}.{name}"] for key in _KEPT}
+                whole = {key: moments[key][name] for key in _KEPT}
                 if len(self.rates) > 1:
                     whole = {key: value[index] for key, value in whole.items()}
                 own = {key: value.to(weight.device, copy=True) for key, value in whole.items()}

@@ -1,4 +1,4 @@
-"""Othello, thousands of games at once: random games, legal moves, and text.
+"""Othello, thousands of games at once: random games and legal moves.
 
 A board is two numbers of 64 bits, the mover's disks and the opponent's; square `row * 8 + column`
 is that bit, a1 the lowest. A game is its moves as squares, -1 behind its end. A player without a
@@ -281,47 +281,6 @@ def _count(own: Boards, opponent: Boards, depth: int) -> int:
     own, opponent = opponent[index] ^ flips, own[index] | flips | move
     parts = (slice(first, first + BLOCK) for first in range(0, len(own), BLOCK))
     return int(over.sum()) + sum(_count(own[part], opponent[part], depth - 1) for part in parts)
-
-
-def write_board(games: Games, index: int = 0) -> str:
-    """A board as 8 lines of `.`, `X` (Black) and `O` (White), then `X to move` or `O to move`."""
-    mover, other = ("X", "O") if games.black[index] else ("O", "X")
-    own, opponent = as_squares(games.own[index]), as_squares(games.opponent[index])
-    squares = np.where(own, mover, np.where(opponent, other, ".")).reshape(8, 8)
-    return "\n".join([*("".join(row) for row in squares), f"{mover} to move"])
-
-
-def read_board(text: str) -> Games:
-    """One game that has come to the board of such a text; who has no move has passed."""
-    *rows, mover = text.strip().splitlines() or [""]
-    if mover not in ("X to move", "O to move"):
-        raise ValueError(f"board: got {mover!r} at its end, accepted: X to move, O to move")
-    if [len(row) for row in rows] != [8] * 8:
-        sizes = ", ".join(str(len(row)) for row in rows) or "none"
-        raise ValueError(f"board: got rows of {sizes}, accepted: 8 rows of 8 squares")
-    squares = "".join(rows)
-    if others := "".join(sorted(set(squares) - set(".XO"))):
-        raise ValueError(f"board: got {others!r}, accepted: '.', 'X' and 'O'")
-    sides = {c: sum(1 << i for i, s in enumerate(squares) if s == c) for c in "XO"}
-    own, opponent = (np.array([sides[c]], np.uint64) for c in ("XO" if mover[0] == "X" else "OX"))
-    return Games(own, opponent, np.array([mover[0] == "X"]))
-
-
-def read_moves(text: str) -> Moves:
-    """The game that a text like `d3c5f6` tells, as (60,) squares; `replay` tells if it is legal."""
-    names = [text[i : i + 2] for i in range(0, len(text), 2)]
-    for number, name in enumerate(names, start=1):
-        if name not in SQUARES or number > MAX_MOVES:
-            accepted = f"a1 to h8, at most {MAX_MOVES}"
-            raise ValueError(f"moves: got {name!r} as move {number}, accepted: {accepted}")
-    squares = [SQUARES.index(name) for name in names]
-    return np.array(squares + [-1] * (MAX_MOVES - len(squares)), np.int8)
-
-
-def write_moves(moves: ArrayLike) -> str:
-    """The text of one game."""
-    game = _checked(np.asarray(moves)[None])[0]
-    return "".join(SQUARES[square] for square in game if square >= 0)
 
 
 def _names(board: int) -> str:

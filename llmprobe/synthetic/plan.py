@@ -2,13 +2,13 @@
 
 A piece is a stack of seeds of one training, with the evaluations of all variants that it serves.
 Pieces are independent: they are what is kept in the output folder and what processes share out.
-A `Plan` says what is measured on a piece and how the pieces become one result; there is one for
-each kind of task, in `sets`, `choices` and `search`.
+A `Plan` says what is measured on a piece and how the pieces become one result; see `set_plan`,
+`decoder_plan` and `search_plan`.
 """
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -48,6 +48,11 @@ class Done:
     losses: NDArray[np.float64]
     """(blocks, seeds)"""
     diverged: NDArray[np.int64]
+
+
+def in_order(done: Iterable[Done]) -> list[Done]:
+    """By their seeds, as `Plan.join` expects them."""
+    return sorted(done, key=lambda one: one.piece.training.seeds)
 
 
 @dataclass(frozen=True)
@@ -99,7 +104,7 @@ class Plan(ABC):
 
     @abstractmethod
     def measure(self, network: Any, advance: Advance) -> Numbers:
-        """Measure a stack of trained networks; `advance` is told of what is done."""
+        """Measure a stack of trained networks; `advance` is called with how much is done."""
 
     @abstractmethod
     def length_axis(self, name: str) -> int:
@@ -107,7 +112,7 @@ class Plan(ABC):
 
     @abstractmethod
     def join(self, done: Sequence[Done], device: torch.device) -> Result:
-        """The result of all pieces."""
+        """The result of all pieces, given in order."""
 
     def serving(self, done: Sequence[Done]) -> dict[str, list[Done]]:
         """The pieces of each variant, in the order of their seeds."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from llmprobe.base.seeds import numpy_generator
 from llmprobe.results.search import WEIGHTS, SearchResult
 from llmprobe.results.trained import SCORES
-from llmprobe.synthetic.decoder_plan import ChoicePlan
+from llmprobe.synthetic.decoder_plan import DecoderPlan
 from llmprobe.synthetic.plan import Done, Piece, initial_share
 
 STACK = 16
@@ -69,7 +69,7 @@ def draw_setting(seed: int) -> Setting:
 
 
 @dataclass(frozen=True)
-class SearchPlan(ChoicePlan):
+class SearchPlan(DecoderPlan):
     """A setting for each seed of `base`; `variants` is the one network that is searched."""
 
     def configuration(self) -> dict[str, Any]:

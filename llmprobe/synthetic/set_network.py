@@ -20,15 +20,24 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from llmprobe.base.seeds import torch_generator
-from llmprobe.synthetic.layers import Drop, SeedLinear, SeedMlp, SeedNorm, by_seed, no_drop
+from llmprobe.synthetic.layers import (
+    Drop,
+    SeedLinear,
+    SeedMlp,
+    SeedNetwork,
+    SeedNorm,
+    by_seed,
+    check_heads,
+    no_drop,
+)
+from llmprobe.synthetic.set_tokens import N_CLASSES, VOCAB_SIZE
 from llmprobe.synthetic.softmaxes import (
     DifferentialSoftmax,
     NormalizedScores,
     ScalableSoftmax,
     Softmax,
 )
-from llmprobe.synthetic.tasks import N_CLASSES, VOCAB_SIZE, find_task
+from llmprobe.synthetic.tasks import SetTask
 from llmprobe.synthetic.variants import AVERAGES, BASELINE, Part, parse_variant
 
 PARTS = {
@@ -78,7 +87,7 @@ class ItemEmbedding(nn.Module):
 
     def __init__(self, task: str, width: int, seeds: int) -> None:
         super().__init__()
-        self.task = find_task(task)
+        self.task = SetTask.named(task)
         # No bias: the classes are one-hot, so their rows of the matrix can hold it. The function is
         # the same, the path of training is not quite that of an MLP with one.
         self.first = SeedLinear(seeds, self.task.item_size, width, bias=False)
@@ -188,7 +197,7 @@ class Answer(NamedTuple):
     """(batch, heads, n)"""
 
 
-class SetNetwork(nn.Module):
+class SetNetwork(SeedNetwork):
     """One attention over a set, for each of some seeds; see the module's docstring."""
 
     _can_record_outputs: ClassVar = {"attentions": SetAttention}
@@ -202,23 +211,18 @@ class SetNetwork(nn.Module):
         width: int = 128,
         heads: int = 1,
     ) -> None:
-        super().__init__()
-        if heads < 1 or width < 1 or width % heads:
-            raise ValueError(f"heads: got {heads}, accepted: a divisor of the width, {width}")
+        super().__init__(seeds, task=task, variant=variant, width=width, heads=heads)
+        check_heads(width, heads)
         parts = parse_set_variant(variant)
         n = len(seeds)
-        self.task = find_task(task)
-        self.variant, self.seeds, self.width, self.heads = variant, tuple(seeds), width, heads
+        self.task = SetTask.named(task)
+        self.variant, self.width, self.heads = variant, width, heads
         self.items = ItemEmbedding(task, width, n)
         self.query = SeedMlp(n, self.task.query_size, width, width)
         self.attention = SetAttention(width, heads, n, parts)
         self.norm = PARTS[parts["norm"]].build(n, width) if "norm" in parts else nn.Identity()
         self.readout = SeedMlp(n, width, width, N_CLASSES)
-        # By the module's name, so that all variants of a seed begin alike.
-        for path, module in self.named_modules():
-            if isinstance(module, SeedLinear | DifferentialSoftmax):
-                for index, seed in enumerate(seeds):
-                    module.draw(index, torch_generator(seed, "weights", path))
+        self.draw_weights()
 
     def get_input_embeddings(self) -> ItemEmbedding:
         return self.items
@@ -235,15 +239,3 @@ class SetNetwork(nn.Module):
         output, weights = self.attention(query, hidden)
         output = self.norm(output[:, 0])
         return Answer(self.readout(drop(output)[:, None])[:, 0], output, weights)
-
-    def member(self, index: int) -> "SetNetwork":
-        """The network of one seed, as a copy."""
-        one = type(self)(
-            self.task.name,
-            self.variant,
-            seeds=(self.seeds[index],),
-            width=self.width,
-            heads=self.heads,
-        ).to(next(self.parameters()))
-        one.load_state_dict({k: v[[index]] for k, v in self.state_dict().items()})
-        return one

@@ -1,5 +1,5 @@
-"""Sets with one right answer: what the lab trains on argmax retrieval and dictionary lookup, and
-how its pieces become a `SyntheticResult`."""
+"""Tasks of sets, with one right answer: their training, and how the pieces of a plan become a
+`SyntheticResult`."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -17,34 +17,25 @@ from llmprobe.synthetic.layers import Drop, by_seed
 from llmprobe.synthetic.plan import Advance, Done, Numbers, Plan
 from llmprobe.synthetic.set_network import PARTS, SetNetwork, parse_set_variant
 from llmprobe.synthetic.set_scores import N_FEATURES, digest_test_sets, evaluate
-from llmprobe.synthetic.tasks import N_CLASSES, find_task
+from llmprobe.synthetic.set_tokens import N_CLASSES
+from llmprobe.synthetic.tasks import SetTask
 from llmprobe.synthetic.training import Batch, Training, seed_generators, steps_of
 from llmprobe.synthetic.variants import Parts
 
-DEFAULTS: dict[str, Any] = {
-    "variants": "baseline,layernorm",
-    "train_lengths": "5..16",
-    "width": 128,
-    "heads": 1,
-    "batch": 128,
-    "learning_rate": 1e-3,
-    "weight_decay": 1e-3,
-}
-PRESETS: dict[str, dict[str, Any]] = {
-    "quick": {"seeds": 8, "steps": 2000, "lengths": "16..4096", "sets": 256},
-    "desk": {"seeds": 32, "steps": 5000, "lengths": "16..16384", "sets": 1024},
-    "paper": {"seeds": 32, "steps": 100_000, "lengths": "16..16384", "sets": 32_768},
-}
 _OF_FIRST_SEED = ("feature_values", "top_weights")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SetTraining(Training):
-    """A training on sets. All seeds of all variants meet the same lengths."""
+    """A training on sets. All seeds of all variants get the same lengths."""
 
     parts: ClassVar[Parts] = PARTS
 
     task: str = "argmax"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        SetTask.named(self.task).check(self.longest, "train_lengths")
 
     def parse(self, variant: str) -> dict[str, str]:
         return parse_set_variant(variant)
@@ -59,7 +50,7 @@ class SetTraining(Training):
 
     def batches(self, block: int) -> Iterator[Batch]:
         """Tokens and labels."""
-        task = find_task(self.task)
+        task = SetTask.named(self.task)
         lengths = torch.randint(
             self.shortest,
             self.longest + 1,
@@ -107,7 +98,7 @@ class SetPlan(Plan):
     def join(self, done: Sequence[Done], device: torch.device) -> SyntheticResult:
         base = self.base
         training = self.trained(done)
-        task = find_task(base.task)
+        task = SetTask.named(base.task)
         firsts = {variant: ones[0] for variant, ones in self.serving(done).items()}
         return SyntheticResult(
             provenance=self.provenance("SetNetwork", digest_test_sets(task, self.lengths), device),

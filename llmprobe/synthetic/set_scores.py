@@ -20,7 +20,7 @@ from llmprobe.base.moments import Moments
 from llmprobe.base.seeds import torch_generator
 from llmprobe.results.accuracy import MAX_EXAMPLES, MAX_WEIGHTS
 from llmprobe.synthetic.set_network import Answer, SetNetwork
-from llmprobe.synthetic.tasks import Task
+from llmprobe.synthetic.tasks import SetTask
 
 N_FEATURES, N_FEATURE_SETS = 5, 256
 """Single features that are kept, and on how many sets: Figure 2 of arXiv 2504.02827."""
@@ -77,7 +77,7 @@ def evaluate(
     return _joined(tallies)
 
 
-def draw_test_sets(task: Task, length: int, n_sets: int) -> Iterator[tuple[Tensor, Tensor]]:
+def draw_test_sets(task: SetTask, length: int, n_sets: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Tokens and labels of the test sets of a length, which no training meets."""
     at_once = max(_DRAWN // length, 1)
     for block, start in enumerate(range(0, n_sets, at_once)):
@@ -86,7 +86,7 @@ def draw_test_sets(task: Task, length: int, n_sets: int) -> Iterator[tuple[Tenso
         yield tokens[: n_sets - start], labels[: n_sets - start]
 
 
-def digest_test_sets(task: Task, lengths: tuple[int, ...]) -> str:
+def digest_test_sets(task: SetTask, lengths: tuple[int, ...]) -> str:
     """A short name for the test sets: the same for the same ones."""
     digest = hashlib.sha256()
     for length in lengths:

@@ -1,18 +1,18 @@
-"""The tasks: sets with one right answer, and sequences with several right next tokens.
+"""The tasks. A task is one class: its tokens, its right answers, and the settings of its training.
 
-    tokens, labels = find_task("argmax").sample(128, length=16, generator=generator)
-    tokens = find_choice("set-complement", vocab=32).sample(128, length=16, generator=generator)
+    tokens, labels = SetTask.named("argmax").sample(128, length=16, generator=generator)
+    tokens = SequenceTask.named("set-complement", vocab=32).sample(128, 16, generator)
 
-**Sets** (argmax retrieval, dictionary lookup): the answer is the class of one item. A set is
-written as tokens, so that a trained network is probed like any language model: its items, then the
-query. A token is a number of 24 bits and a class, `number * N_CLASSES + class`; a task says what
-the number means. The length of a set counts its items, the query is one token more.
+A `SetTask` has one right answer: the class of one item. Its length counts the items; the query is
+one token more. In a `SequenceTask` several tokens are allowed to come next, and all of them are
+equally likely. Its length counts the tokens that are given.
 
-**Choices** (set complement, Othello): after each token a few are allowed to come next, and all of
-them are equally likely. The length counts the tokens that are given.
+To add a task, write a subclass of one of the two with a `name`. That registers it: it can be
+trained by name, and `llmprobe ls tasks` lists it.
 """
 
 from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -20,34 +20,91 @@ from torch import Tensor
 
 from llmprobe.base.lengths import LONGEST
 from llmprobe.synthetic.othello import MAX_MOVES, SQUARES, as_squares, legal_moves, random_games
+from llmprobe.synthetic.set_tokens import (
+    N_BITS,
+    N_CLASSES,
+    VOCAB_SIZE,
+    numbers_of,
+    repeats,
+    signs_of,
+    with_class,
+)
 
-N_CLASSES = 10
-N_BITS = 24
-"""As many as a float32 drawn from U(0, 1) has."""
-VOCAB_SIZE = N_CLASSES * 2**N_BITS
+TASKS: dict[str, "type[Task]"] = {}
+"""All tasks by name."""
 
 
 class Task(ABC):
-    """What the tokens of a set mean, and which class is the answer."""
+    """What is common to all tasks. The first line of a task's docstring is its description."""
 
-    name: str
-    item_size: int
-    """Numbers that describe an item."""
-    query_size: int
-    """Numbers that describe the query."""
-    longest: int = LONGEST
-    """Items that a set can have."""
+    name: ClassVar[str]
+    unit: ClassVar[str]
+    """What a length counts."""
+    longest: int
+    """The longest length the task has."""
+    defaults: ClassVar[dict[str, Any]]
+    """Arguments of `train_synthetic` where the caller gives none."""
+    presets: ClassVar[dict[str, dict[str, Any]]]
+    """The same by preset: they take precedence over `defaults`."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "name" in vars(cls):
+            TASKS[cls.name] = cls
+
+    def __init__(self, vocab: int | None = None) -> None:
+        if vocab is not None:
+            raise ValueError(
+                f"vocab: got {vocab}, but the tokens of {self.name} are given; leave it out"
+            )
+
+    @classmethod
+    def named(cls, name: str, vocab: int | None = None) -> Self:
+        """The task of this name, if it is of this kind; the error lists those that are."""
+        known = {key: task for key, task in TASKS.items() if issubclass(task, cls)}
+        if name not in known:
+            raise ValueError(f"task: got {name!r}, accepted: {', '.join(known)}")
+        return known[name](vocab)
 
     def check(self, length: int, name: str = "lengths") -> None:
-        """Refuse a length that no set can have; `name` is the argument it came by."""
+        """Refuse a length that the task does not have; `name` is the argument it came by."""
         if not 1 <= length <= self.longest:
             raise ValueError(
-                f"{name}: got {length}, accepted for {self.name}: 1 to {self.longest:,} items"
+                f"{name}: got {length}, accepted for {self.name}: 1 to {self.longest:,} {self.unit}"
             )
+
+
+class SetTask(Task):
+    """Sets with one right answer, the class of one item."""
+
+    unit = "items"
+    longest: int = LONGEST
+    item_size: ClassVar[int]
+    """Numbers that describe an item."""
+    query_size: ClassVar[int]
+    """Numbers that describe the query."""
+    defaults: ClassVar[dict[str, Any]] = {
+        "variants": "baseline,layernorm",
+        "train_lengths": "5..16",
+        "width": 128,
+        "heads": 1,
+        "batch": 128,
+        "learning_rate": 1e-3,
+        "weight_decay": 1e-3,
+    }
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "quick": {"seeds": 8, "steps": 2000, "lengths": "16..4096", "sets": 256},
+        "desk": {"seeds": 32, "steps": 5000, "lengths": "16..16384", "sets": 1024},
+        "paper": {"seeds": 32, "steps": 100_000, "lengths": "16..16384", "sets": 32_768},
+    }
 
     @abstractmethod
     def sample(self, batch: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Tokens (batch, length + 1) and labels (batch,), from the generator alone."""
+
+    @abstractmethod
+    def solve(self, tokens: Tensor) -> Tensor:
+        """The right classes: tokens (batch, length + 1) to (batch,)."""
 
     @abstractmethod
     def items(self, tokens: Tensor) -> Tensor:
@@ -58,7 +115,48 @@ class Task(ABC):
         """The query as a network sees it: (...) tokens to (..., query_size) numbers."""
 
 
-class ArgmaxTask(Task):
+class SequenceTask(Task):
+    """Sequences in which each token is a fair draw of those that are allowed there."""
+
+    unit = "tokens"
+    vocab: int
+    """Tokens that a network knows."""
+    baseline: ClassVar[dict[str, str]] = {}
+    """Parts of the baseline network by their place; without any it is attention alone."""
+    searched: ClassVar[str] = "baseline"
+    """The network that `search_synthetic` draws settings for, where none is named."""
+    defaults: ClassVar[dict[str, Any]] = {
+        "variants": "baseline,dropout,ema,bema",
+        "train_lengths": "1..4",
+        "width": 32,
+        "heads": 1,
+        "layers": 1,
+        "batch": 64,
+        "learning_rate": 3e-3,
+        "weight_decay": 1e-3,
+    }
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "quick": {"seeds": 8, "steps": 2000, "sets": 1024, "ema_decay": 0.99},
+        "desk": {"seeds": 32, "steps": 10_000, "sets": 8192},
+        "paper": {"seeds": 32, "steps": 100_000, "sets": 32_768},
+    }
+
+    @abstractmethod
+    def sample(self, n: int, length: int, generator: torch.Generator) -> Tensor:
+        """Tokens (n, length + 1), from the generator alone: those given, and one that came next.
+
+        Behind the end of a sequence stands a token that is allowed nowhere.
+        """
+
+    @abstractmethod
+    def allowed(self, tokens: Tensor) -> Tensor:
+        """What may follow each of the given tokens: (n, length + 1) to (n, length, vocab).
+
+        None where the sequence has ended.
+        """
+
+
+class ArgmaxTask(SetTask):
     """Which class has the item of the highest priority?
 
     An item is a priority from U(0, 1) and a class of ten. The query is a number without meaning.
@@ -87,13 +185,13 @@ class ArgmaxTask(Task):
         return tokens[:, :-1].amax(dim=1) % N_CLASSES
 
     def items(self, tokens: Tensor) -> Tensor:
-        return _with_class(_number(tokens)[..., None] / 2**N_BITS, tokens)
+        return with_class(self.query(tokens), tokens)
 
     def query(self, token: Tensor) -> Tensor:
-        return _number(token)[..., None] / 2**N_BITS
+        return numbers_of(token)[..., None] / 2**N_BITS
 
 
-class DictionaryTask(Task):
+class DictionaryTask(SetTask):
     """Which class belongs to the key that is asked for?
 
     An item is a key and a class; keys are random vectors of 24 signs, distinct within a set. The
@@ -113,7 +211,7 @@ class DictionaryTask(Task):
 
     def sample(self, batch: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         keys = torch.randint(2**N_BITS, (batch, length), generator=generator)
-        while (double := _repeats(keys)).any():
+        while (double := repeats(keys)).any():
             fresh = torch.randint(2**N_BITS, (int(double.sum()),), generator=generator)
             keys[double] = fresh
         items = keys * N_CLASSES + torch.randint(N_CLASSES, keys.shape, generator=generator)
@@ -123,48 +221,17 @@ class DictionaryTask(Task):
 
     def solve(self, tokens: Tensor) -> Tensor:
         """The class of the item whose key is the query's."""
-        hits = _number(tokens[:, :-1]) == _number(tokens[:, -1:])
+        hits = numbers_of(tokens[:, :-1]) == numbers_of(tokens[:, -1:])
         return tokens.gather(1, hits.int().argmax(dim=1, keepdim=True))[:, 0] % N_CLASSES
 
     def items(self, tokens: Tensor) -> Tensor:
-        return _with_class(_signs(tokens), tokens)
+        return with_class(signs_of(tokens), tokens)
 
     def query(self, token: Tensor) -> Tensor:
-        return _signs(token)
+        return signs_of(token)
 
 
-class Choice(ABC):
-    """Sequences in which each token is a fair draw of those that are allowed there."""
-
-    name: str
-    vocab: int
-    """Tokens that a network knows."""
-    longest: int
-    """Most tokens that can be given, with one left to choose."""
-
-    def check(self, length: int, name: str = "lengths") -> None:
-        """Refuse a length at which nothing can be asked; `name` is the argument it came by."""
-        if not 1 <= length <= self.longest:
-            raise ValueError(
-                f"{name}: got {length}, accepted for {self.name}: 1 to {self.longest} tokens"
-            )
-
-    @abstractmethod
-    def sample(self, n: int, length: int, generator: torch.Generator) -> Tensor:
-        """Tokens (n, length + 1), from the generator alone: those given, and one that came next.
-
-        A token that is nowhere allowed stands behind the end of a sequence that has one.
-        """
-
-    @abstractmethod
-    def allowed(self, tokens: Tensor) -> Tensor:
-        """What may follow each of the given tokens: (n, length + 1) to (n, length, vocab).
-
-        None where the sequence has ended.
-        """
-
-
-class ComplementTask(Choice):
+class ComplementTask(SequenceTask):
     """Which tokens are missing? Every one that has not occurred may come next.
 
     This is the set complement of arXiv 2510.08341: the input is s different tokens of v, the target
@@ -179,8 +246,11 @@ class ComplementTask(Choice):
     name = "set-complement"
     most = 1024
     """Tokens: all lengths together have as many logits as their square."""
+    searched = "mlp+prenorm"
+    defaults: ClassVar[dict[str, Any]] = {**SequenceTask.defaults, "vocab": 16}
 
-    def __init__(self, vocab: int = 16) -> None:
+    def __init__(self, vocab: int | None = None) -> None:
+        vocab = self.defaults["vocab"] if vocab is None else vocab
         if not isinstance(vocab, int) or not 2 <= vocab <= self.most:
             raise ValueError(f"vocab: got {vocab!r}, accepted: 2 to {self.most} tokens")
         self.vocab, self.longest = vocab, vocab - 1
@@ -198,7 +268,7 @@ class ComplementTask(Choice):
         return first[:, None] > places[:, None]
 
 
-class OthelloTask(Choice):
+class OthelloTask(SequenceTask):
     """Which moves are legal? Games of random moves, as OthelloGPT (arXiv 2210.13382) learns them.
 
     A token is one of the 60 squares that are empty at the start, in the order of the board; the
@@ -217,8 +287,26 @@ class OthelloTask(Choice):
     END = MAX_MOVES
     vocab = MAX_MOVES + 1
     squares = tuple(square for square in SQUARES if square not in ("d4", "e4", "d5", "e5"))
+    # Rotary, since learned positions beyond the training lengths would never be trained.
+    baseline: ClassVar[dict[str, str]] = {"mlp": "mlp", "norm": "prenorm", "positions": "rotary"}
+    defaults: ClassVar[dict[str, Any]] = {
+        "variants": "baseline,ema,bema",
+        "train_lengths": "1..30",
+        "batch": 64,
+        "learning_rate": 2e-3,
+        "weight_decay": 0.1,
+        "warmup": 200,
+    }
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "quick": {"seeds": 2, "steps": 1000, "sets": 512, "ema_decay": 0.99}
+        | {"width": 32, "layers": 2, "heads": 2},
+        "desk": {"seeds": 4, "steps": 7000, "sets": 4096, "width": 96, "layers": 4, "heads": 4},
+        "paper": {"seeds": 4, "steps": 250_000, "sets": 32_768, "batch": 1024, "warmup": 2000}
+        | {"width": 512, "layers": 8, "heads": 8, "learning_rate": 5e-4},
+    }
 
-    def __init__(self) -> None:
+    def __init__(self, vocab: int | None = None) -> None:
+        super().__init__(vocab)
         self._square = torch.tensor([SQUARES.index(square) for square in self.squares] + [-1])
         self._token = torch.full((len(SQUARES) + 1,), self.END)  # the last is that of square -1
         self._token[self._square[:-1]] = torch.arange(len(self.squares))
@@ -233,53 +321,3 @@ class OthelloTask(Choice):
         legal = torch.from_numpy(as_squares(legal_moves(moves))[:, 1:])
         last = torch.zeros(*legal.shape[:2], 1, dtype=torch.bool)
         return torch.cat([legal[..., self._square[:-1]], last], dim=-1).to(tokens.device)
-
-
-TASKS: dict[str, Task] = {task.name: task for task in (ArgmaxTask(), DictionaryTask())}
-
-
-def find_task(name: str) -> Task:
-    """The task of this name; the error lists them."""
-    if name not in TASKS:
-        raise ValueError(f"task: got {name!r}, accepted: {', '.join([*TASKS, *CHOICES])}")
-    return TASKS[name]
-
-
-CHOICES: dict[str, type[Choice]] = {task.name: task for task in (ComplementTask, OthelloTask)}
-
-
-def find_choice(name: str, vocab: int | None = None) -> Choice:
-    """The task of this name; `vocab` is for set complement alone."""
-    if name not in CHOICES:
-        raise ValueError(f"task: got {name!r}, accepted: {', '.join(CHOICES)}")
-    if name == ComplementTask.name:
-        return ComplementTask() if vocab is None else ComplementTask(vocab)
-    if vocab is not None:
-        raise ValueError(f"vocab: got {vocab}, but the tokens of {name} are given; leave it out")
-    return CHOICES[name]()
-
-
-def _number(tokens: Tensor) -> Tensor:
-    return tokens.div(N_CLASSES, rounding_mode="floor")
-
-
-def _signs(tokens: Tensor) -> Tensor:
-    """The number's bits as signs, in a vector of length one."""
-    shifts = torch.arange(N_BITS, device=tokens.device)
-    bits = (_number(tokens)[..., None] >> shifts) & 1
-    return (2 * bits - 1) / N_BITS**0.5
-
-
-def _with_class(numbers: Tensor, tokens: Tensor) -> Tensor:
-    """The numbers and behind them the class, one-hot."""
-    classes = torch.arange(N_CLASSES, device=tokens.device)
-    one_hot = (tokens % N_CLASSES)[..., None] == classes
-    return torch.cat([numbers, one_hot.to(numbers.dtype)], dim=-1)
-
-
-def _repeats(keys: Tensor) -> Tensor:
-    """Which keys occurred earlier in their set."""
-    ordered, order = keys.sort(dim=1, stable=True)
-    again = torch.zeros_like(keys, dtype=torch.bool)
-    again[:, 1:] = ordered[:, 1:] == ordered[:, :-1]
-    return torch.zeros_like(again).scatter(1, order, again)

@@ -3,15 +3,15 @@
     trained = train(SetTraining(task="argmax", variant="layernorm", seeds=(0, 1, 2)))
 
 Steps come in blocks. A seed's data of a block come from the seed and the block's number alone, so a
-training that was stopped goes on from its last checkpoint to the same bits. A seed meets the same
+training that was stopped resumes from its last checkpoint to the same bits. A seed meets the same
 data and begins with the same weights whatever the variant, so variants are compared in pairs.
-What is trained on what is in `sets` and `choices`.
+`set_plan` and `decoder_plan` say what is trained on what.
 """
 
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,11 +21,12 @@ from torch import Tensor, nn
 
 from llmprobe.base.lengths import LONGEST
 from llmprobe.base.machine import memory_kept, without_denormals
+from llmprobe.base.nesting import flatten, under
 from llmprobe.base.seeds import torch_generator
 from llmprobe.errors import CheckpointError
 from llmprobe.runs.checkpoints import check_same, read_checkpoint, write_checkpoint
 from llmprobe.synthetic.averaging import Average, Averaging, Bema, Ema
-from llmprobe.synthetic.layers import Drop, SeedDropout, no_drop
+from llmprobe.synthetic.layers import Drop, SeedDropout, check_heads, no_drop
 from llmprobe.synthetic.optimizer import SeedAdamW, clip_by_seed
 from llmprobe.synthetic.variants import AT_TEST, BASELINE, Parts, parse_variant
 
@@ -37,7 +38,7 @@ SCHEDULES = ("constant", "cosine")
 MOST = {"steps": 10**9, "shortest": LONGEST, "width": 2**16, "layers": 1000}
 """More are a slip of the hand; heads, values and batches may be as many as a width."""
 Each = float | tuple[float, ...]
-"""One for all seeds of a stack, or one a seed."""
+"""One for all seeds of a stack, or one for each."""
 Batch = tuple[Tensor, ...]
 
 
@@ -80,10 +81,8 @@ class Training(ABC):
             raise ValueError(f"schedule: got {self.schedule!r}, accepted: {', '.join(SCHEDULES)}")
         for name in ("steps", "batch", "shortest", "width", "heads"):
             check_size(name, getattr(self, name))
-        if self.width % self.heads:
-            raise ValueError(
-                f"heads: got {self.heads}, accepted: a divisor of the width, {self.width}"
-            )
+        rotary = self.parse(self.variant).get("positions") == "rotary"
+        check_heads(self.width, self.heads, rotary=rotary)
         if self.longest < self.shortest:
             raise ValueError(
                 f"longest: got {self.longest}, accepted: the shortest, {self.shortest}, or more"
@@ -246,9 +245,8 @@ class _Run:
         return Trained(self.network.eval(), averages, self.losses, self.diverged)
 
     def save(self, path: Path) -> None:
-        state: dict[str, Tensor] = _prefixed("weights", self.weights)
-        for name, average in self.averages.items():
-            state |= _prefixed(f"average.{name}", average.state())
+        averages = {name: average.state() for name, average in self.averages.items()}
+        state: dict[str, Tensor] = flatten({"weights": self.weights, "average": averages}, ".")
         if self.step < self.training.steps:
             state |= self.optimizer.state()
         state |= {"losses": self.losses, "diverged": self.diverged}
@@ -260,10 +258,10 @@ class _Run:
             check_same(path, facts["training"], asdict(self.training))
             self.step = facts["step"]
             self.losses, self.diverged = state["losses"], state["diverged"]
-            self.network.load_state_dict(_under("weights", state))
+            self.network.load_state_dict(under("weights", state, "."))
             for name, average in self.averages.items():
-                moved = {k: v.to(self.device) for k, v in _under(f"average.{name}", state).items()}
-                average.load(moved)
+                own = under(f"average.{name}", state, ".")
+                average.load({k: v.to(self.device) for k, v in own.items()})
             if self.step < self.training.steps:
                 self.optimizer.load(state, self.step)
         except (KeyError, TypeError, AttributeError, RuntimeError) as error:
@@ -309,12 +307,3 @@ def _dropout(training: Training, block: int, device: torch.device) -> Drop:
         return no_drop
     generators = seed_generators(training, "dropout", block, device)
     return SeedDropout(training.each("dropout"), generators)
-
-
-def _prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
-
-
-def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    start = f"{prefix}."
-    return {k.removeprefix(start): t for k, t in tensors.items() if k.startswith(start)}

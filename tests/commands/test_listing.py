@@ -8,10 +8,10 @@ from llmprobe.probes.prompts import Prompts
 from llmprobe.results.opening import known_kinds
 from llmprobe.synthetic.decoder_network import DECODER_PARTS
 from llmprobe.synthetic.set_network import PARTS
-from llmprobe.synthetic.tasks import CHOICES, TASKS
+from llmprobe.synthetic.tasks import TASKS
 
 EXPECTED = {
-    "tasks": [*TASKS, *CHOICES],
+    "tasks": list(TASKS),
     "variants": ["baseline", *PARTS, *DECODER_PARTS],
     "prompts": list(Prompts.kinds),
     "kinds": [f"{name}, {plot}" for name, kind in known_kinds().items() for plot in kind.plots],

@@ -15,33 +15,22 @@ def _path(n_steps, n_weights=3):
 
 def _reference(path, averaging):
     """The recurrences as they are written, number by number."""
-    start = mean = path[averaging.burn_in]
-    last = 0
-    for t in range(1, len(path) - averaging.burn_in):
-        if t % averaging.period:
-            continue
-        now, last = path[averaging.burn_in + t], t
+    start = mean = path[0]
+    for t, now in enumerate(path[1:], start=1):
         if isinstance(averaging, Ema):
             beta = 1 - averaging.decay
         else:
             beta = (averaging.rho + averaging.gamma * t) ** -averaging.kappa
         mean = [(1 - beta) * m + beta * w for m, w in zip(mean, now, strict=True)]
-    end = len(path) - 1 - averaging.burn_in
-    assert last <= end
     if isinstance(averaging, Ema):
         return mean
-    alpha = (averaging.rho + averaging.gamma * end) ** -averaging.eta
+    alpha = (averaging.rho + averaging.gamma * (len(path) - 1)) ** -averaging.eta
     return [m + alpha * (w - s) for m, w, s in zip(mean, path[-1], start, strict=True)]
 
 
 @pytest.mark.parametrize(
     "averaging",
-    [
-        Ema(decay=0.9),
-        Ema(decay=0.99, burn_in=20, period=3),
-        Bema(),
-        Bema(burn_in=7, period=4, rho=3, kappa=0.3, eta=0.4, gamma=2),
-    ],
+    [Ema(decay=0.9), Ema(decay=0.99), Bema(), Bema(rho=3, kappa=0.3, eta=0.4, gamma=2)],
 )
 def test_the_recurrence_equals_plain_python(averaging):
     path = _path(100)
@@ -70,25 +59,25 @@ def test_a_tuple_of_decays_is_an_average_with_each_of_them():
         name: torch.randn(31, len(decays), *shape, dtype=torch.float64, generator=generator)
         for name, shape in {"map": (3, 2), "bias": (3,), "scale": ()}.items()
     }
-    for options in ({}, {"burn_in": 4, "period": 3}):
-        together = Average(Ema(decay=decays, **options))
-        alone = [Average(Ema(decay=decay, **options)) for decay in decays]
-        for step in range(31):
-            now = {name: weights[step] for name, weights in path.items()}
-            together.update(step, now)
-            for index, average in enumerate(alone):
-                average.update(step, {name: w[index : index + 1] for name, w in now.items()})
+    together = Average(Ema(decay=decays))
+    alone = [Average(Ema(decay=decay)) for decay in decays]
+    for step in range(31):
+        now = {name: weights[step] for name, weights in path.items()}
+        together.update(step, now)
         for index, average in enumerate(alone):
-            own = average.weights(30, {name: w[index : index + 1] for name, w in now.items()})
-            for name, weights in together.weights(30, now).items():
-                torch.testing.assert_close(weights[index], own[name][0], rtol=1e-12, atol=1e-12)
+            average.update(step, {name: w[index : index + 1] for name, w in now.items()})
+    for index, average in enumerate(alone):
+        own = average.weights(30, {name: w[index : index + 1] for name, w in now.items()})
+        for name, weights in together.weights(30, now).items():
+            torch.testing.assert_close(weights[index], own[name][0], rtol=1e-12, atol=1e-12)
 
 
-def test_before_the_burn_in_ends_the_weights_are_the_average():
-    average = Average(Ema(burn_in=10))
+@pytest.mark.parametrize("averaging", [Ema(), Bema()])
+def test_before_the_first_step_the_weights_are_the_average(averaging):
+    average = Average(averaging)
     weights = {"w": torch.ones(2)}
-    average.update(3, weights)
-    assert torch.equal(average.weights(3, weights)["w"], weights["w"])
+    average.update(0, weights)
+    assert torch.equal(average.weights(0, weights)["w"], weights["w"])
 
 
 def test_it_goes_on_from_its_state():
@@ -120,8 +109,7 @@ def test_an_update_never_changes_the_weights():
         (Ema, {"decay": 1.0}),
         (Ema, {"decay": (0.5, 1.0)}),
         (Ema, {"decay": (-0.1, 0.5)}),
-        (Ema, {"period": 0}),
-        (Bema, {"burn_in": -1}),
+        (Bema, {"kappa": -1}),
         (Bema, {"rho": 0.0}),
     ],
 )

@@ -10,16 +10,16 @@ from plain_decoder import PlainDecoder
 
 from llmprobe.synthetic import training as module
 from llmprobe.synthetic.decoder_network import DECODER_PARTS, Predicted
-from llmprobe.synthetic.decoder_plan import BASES, DEFAULTS, PRESETS, ChoicePlan, ChoiceTraining
+from llmprobe.synthetic.decoder_plan import DecoderPlan, DecoderTraining
 from llmprobe.synthetic.decoder_scores import SCORES, score
 from llmprobe.synthetic.layers import no_drop
-from llmprobe.synthetic.tasks import CHOICES, OthelloTask
+from llmprobe.synthetic.tasks import TASKS, OthelloTask
 from llmprobe.synthetic.training import train
 
-SMALL = ChoiceTraining(
+SMALL = DecoderTraining(
     vocab=6, width=8, batch=16, steps=12, shortest=2, longest=4, seeds=(3, 4, 5), averages=("ema",)
 )
-OTHELLO = ChoiceTraining(
+OTHELLO = DecoderTraining(
     task="othello", width=8, heads=2, batch=4, steps=2, shortest=3, longest=59, seeds=(0, 11)
 )
 """A game of seed 11 ends before its board is full."""
@@ -47,7 +47,7 @@ def opinionated(training):
 
 def naive(training, network, tokens):
     """The loss and the share of right answers by seed, a position at a time."""
-    allowed = training.choice.allowed(tokens)
+    allowed = training.sequences.allowed(tokens)
     found = []
     for seed in range(len(training.seeds)):
         alone = network.member(seed)
@@ -105,7 +105,7 @@ def test_only_the_positions_from_shortest_to_longest_count(target):
     def spoiled(tokens, drop):
         logits = forward(tokens, drop=drop).logits.clone()
         assert logits.shape[1] == SMALL.longest
-        logits[:, : SMALL.shortest - 1] = 1e4 * torch.arange(SMALL.choice.vocab)
+        logits[:, : SMALL.shortest - 1] = 1e4 * torch.arange(SMALL.sequences.vocab)
         return Predicted(logits)
 
     expected = training.losses(network, batch, no_drop)
@@ -242,22 +242,13 @@ def test_who_learned_nothing_is_named():
 @pytest.mark.parametrize("variant", ["baseline", *DECODER_PARTS])
 def test_a_variant_changes_its_place_in_the_tasks_baseline(base, variant):
     network = dataclasses.replace(base, variant=variant).new_network()
-    expected = set(BASES[base.task].values()) - {"baseline"}
+    expected = set(TASKS[base.task].baseline.values()) - {"baseline"}
     if variant != "baseline":
         expected -= {p for p in expected if DECODER_PARTS[p].place == DECODER_PARTS[variant].place}
         expected |= {variant}
     assert set(network.variant.split("+")) - {"baseline"} == expected
     tokens, _ = next(base.batches(0))
     assert network(tokens[:, :-1]).logits.isfinite().all()
-
-
-@pytest.mark.parametrize("task", CHOICES)
-def test_every_preset_is_a_training(task):
-    for preset in PRESETS[task].values():
-        chosen = {**DEFAULTS[task], **preset, "seeds": (0,)}
-        for name in ("variants", "sets", "train_lengths"):
-            chosen.pop(name)
-        assert ChoiceTraining(task=task, shortest=1, longest=2, **chosen).choice.name == task
 
 
 @pytest.mark.parametrize(
@@ -279,10 +270,10 @@ def test_what_cannot_be_trained_is_refused(wrong, reason):
 
 
 def test_a_plan_measures_what_score_does():
-    plan = ChoicePlan(("baseline",), SMALL, (1, 5), 24)
+    plan = DecoderPlan(("baseline",), SMALL, (1, 5), 24)
     network, told = SMALL.new_network(), []
     found = plan.measure(network, lambda n, note: told.append((n, note)))
-    expected = score(network, SMALL.choice, (1, 5), 24)
+    expected = score(network, SMALL.sequences, (1, 5), 24)
     for name in SCORES:
         np.testing.assert_array_equal(found[name], expected[name])
     assert sum(n for n, _ in told) == plan.work(network) == 24

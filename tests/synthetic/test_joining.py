@@ -3,7 +3,13 @@
 import numpy as np
 import pytest
 
-from llmprobe import load_result, load_synthetic, merge_results, train_synthetic
+from llmprobe import (
+    load_result,
+    load_synthetic,
+    merge_results,
+    search_synthetic,
+    train_synthetic,
+)
 from llmprobe.errors import CheckpointError
 from llmprobe.runs.checkpoints import read_checkpoint, write_checkpoint
 
@@ -14,7 +20,7 @@ SETS = {
     "sets": 16,
     "width": 16,
 }
-CHOICES = {"task": "set-complement", "vocab": 6, "steps": 20, "sets": 64, "width": 8}
+SEQUENCES = {"task": "set-complement", "vocab": 6, "steps": 20, "sets": 64, "width": 8}
 SEARCH = {"task": "set-complement", "vocab": 6, "steps": 4, "sets": 16}
 NUMBERS = {
     "synthetic": ("accuracy", "global_variance", "loss", "feature_values", "top_weights"),
@@ -33,23 +39,27 @@ def check_same(a, b):
         )
 
 
+def run(**options):
+    return search_synthetic(**options) if "n" in options else train_synthetic(**options)
+
+
 @pytest.mark.parametrize(
     ("options", "count"),
     [
         (SETS | {"lengths": "16,32"}, "seeds"),
-        (CHOICES, "seeds"),
-        (SEARCH, "search"),
+        (SEQUENCES, "seeds"),
+        (SEARCH, "n"),
     ],
-    ids=["sets", "choices", "search"],
+    ids=["sets", "sequences", "search"],
 )
 def test_other_seeds_are_joined(options, count, tmp_path):
     for first, n in ((0, 2), (2, 3)):
-        train_synthetic(**options, **{count: n}, first_seed=first, output=tmp_path / str(first))
+        run(**options, **{count: n}, first_seed=first, output=tmp_path / str(first))
     joined = merge_results([tmp_path / "2", tmp_path / "0"], tmp_path / "all")
-    check_same(joined, train_synthetic(**options, **{count: 5}))
+    check_same(joined, run(**options, **{count: 5}))
     check_same(load_result(tmp_path / "all"), joined)
     # The folder is that of a training: its command finds it finished, its networks are there.
-    again = train_synthetic(**options, **{count: 5}, output=tmp_path / "all")
+    again = run(**options, **{count: 5}, output=tmp_path / "all")
     assert again.provenance.created == joined.provenance.created
     assert load_synthetic(tmp_path / "all", seed=3) is not None
 
@@ -58,17 +68,17 @@ def test_other_seeds_are_joined(options, count, tmp_path):
     ("options", "lengths"),
     [
         (SETS | {"seeds": 2}, "16,32,64"),
-        (CHOICES | {"seeds": 2}, "1,3,5"),
-        (SEARCH | {"search": 2}, "1,3,5"),
+        (SEQUENCES | {"seeds": 2}, "1,3,5"),
+        (SEARCH | {"n": 2}, "1,3,5"),
     ],
-    ids=["sets", "choices", "search"],
+    ids=["sets", "sequences", "search"],
 )
 def test_other_lengths_are_joined(options, lengths, tmp_path):
     first, second, third = lengths.split(",")
-    train_synthetic(**options, lengths=f"{first},{third}", output=tmp_path / "a")
-    train_synthetic(**options, lengths=second, output=tmp_path / "b")
+    run(**options, lengths=f"{first},{third}", output=tmp_path / "a")
+    run(**options, lengths=second, output=tmp_path / "b")
     joined = merge_results([tmp_path / "a", tmp_path / "b"], tmp_path / "all")
-    whole = train_synthetic(**options, lengths=lengths)
+    whole = run(**options, lengths=lengths)
     check_same(joined, whole)
     assert joined.provenance.prompts_hash == whole.provenance.prompts_hash
 

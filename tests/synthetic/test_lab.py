@@ -1,7 +1,5 @@
 """The lab as a whole: what a call asks for, what a result says, networks from a folder."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
@@ -9,9 +7,9 @@ import torch
 from llmprobe import probe_variance
 from llmprobe.errors import CheckpointError
 from llmprobe.runs.checkpoints import read_checkpoint, write_checkpoint
-from llmprobe.synthetic.lab import load_synthetic, make_plan, train_synthetic
+from llmprobe.synthetic.lab import load_synthetic, train_synthetic
 from llmprobe.synthetic.set_network import PARTS, SetNetwork
-from llmprobe.synthetic.set_plan import PRESETS, SetPlan, SetTraining
+from llmprobe.synthetic.set_plan import SetTraining
 from llmprobe.synthetic.set_scores import evaluate
 from llmprobe.synthetic.training import train
 
@@ -139,93 +137,13 @@ def test_a_network_that_is_not_trained_to_its_end_or_of_another_version_is_refus
         load_synthetic(tmp_path)
 
 
-def plan_of(task="argmax", preset="quick", search=None, first_seed=0, **given):
-    return make_plan(task, given, preset=preset, search=search, first_seed=first_seed)
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_a_plan_is_the_preset_where_nothing_is_given(preset):
-    plan = plan_of(preset=preset)
-    assert isinstance(plan, SetPlan)
-    assert plan.variants == ("baseline", "layernorm")
-    assert plan.sets == PRESETS[preset]["sets"]
-    assert plan.base.seeds == tuple(range(PRESETS[preset]["seeds"]))
-    steps = PRESETS[preset]["steps"]
-    expected = SetTraining(seeds=plan.base.seeds, steps=steps, schedule="cosine")
-    assert plan.base == expected
-    asked = {"seeds": 2, "steps": 7, "warmup": 3, "dropout": 0.2}
-    given = plan_of(preset=preset, variants="dropout", lengths=[16], sets=5, **asked)
-    assert (given.lengths, given.sets) == ((16,), 5)
-    assert given.base == dataclasses.replace(expected, **asked | {"seeds": (0, 1)})
-
-
-def test_what_a_plan_is_given_is_what_it_has():
-    plan = plan_of("dictionary", first_seed=3, seeds=2, train_lengths=(2, 4), variants="ssmax, ema")
-    assert plan.base.seeds == (3, 4)
-    assert (plan.base.task, plan.base.shortest, plan.base.longest) == ("dictionary", 2, 4)
-    assert plan.variants == ("ssmax", "ema")
-    assert plan_of(train_lengths="7").base.longest == 7
-
-
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        ({"task": "sorting"}, "task: got 'sorting', accepted: argmax, dictionary"),
-        ({"preset": "huge"}, "preset: got 'huge', accepted: quick, desk, paper"),
-        ({"search": 4}, "search: got 4 for argmax, accepted for: set-complement, othello"),
-        ({"vocab": 8}, "vocab: got 8, but it is not for argmax"),
-        ({"target": "exact"}, "target: got 'exact', but it is not for argmax"),
-        ({"layers": 2}, "layers: got 2, but it is not for argmax"),
-        ({"value_size": 2}, "value_size: got 2, but it is not for argmax"),
-        ({"seeds": 0}, "seeds: got 0, accepted: 1 or more"),
-        ({"sets": 1.5}, "sets: got 1.5, accepted: 1 or more"),
-        ({"first_seed": -1}, "first_seed: got -1, accepted: 0 or more"),
-        ({"first_seed": 2**63 - 1, "seeds": 2}, "first_seed: got 9223372036854775808, accepted"),
-        ({"steps": 10**30}, "steps: got 1000.*, accepted: a whole number, 1 or more, to 1,000,000"),
-        ({"width": 10**6}, "width: got 1000000, accepted: a whole number, 1 or more, to 65,536"),
-        ({"batch": 1.5}, "batch: got 1.5, accepted: a whole number, 1 or more, to 65,536"),
-        ({"task": "othello", "layers": 10**6}, "layers: got 1000000, .* to 1,000"),
-        ({"train_lengths": 2**28}, "train_lengths: got 268435456, accepted: .* to 134,217,728"),
-        ({"train_lengths": "9..5"}, "train_lengths: got '9..5', accepted"),
-        ({"train_lengths": (1, 2, 3)}, "train_lengths: got"),
-        ({"variants": "baseline,ssmax+baseline,ssmax"}, "accepted: different ones"),
-        ({"variants": []}, "accepted: different ones, at least one"),
-        ({"variants": "normalized+adaptive"}, "no softmax whose temperature"),
-        ({"dropout": 1.0}, "dropout: got 1.0, accepted"),
-        ({"task": "dictionary", "lengths": [2**24]}, "8,388,608 items"),
-        ({"task": "dictionary", "train_lengths": (5, 2**24)}, "8,388,608 items"),
-    ],
-)
-def test_what_cannot_be_planned_is_refused(wrong, words):
-    with pytest.raises(ValueError, match=words):
-        plan_of(**wrong)
-
-
-@pytest.mark.parametrize(
-    ("task", "given", "words"),
-    [
-        ("argmax", {"dropout": 0.2}, "no variant has dropout"),
-        ("argmax", {"ema_decay": 0.9}, "no variant has ema"),
-        ("othello", {"variants": "baseline,mlp"}, "accepted: different ones"),
-        ("othello", {"variants": "rotary,baseline"}, "accepted: different ones"),
-        ("set-complement", {"variants": "baseline,rotary", "width": 15}, "an even size"),
-        ("set-complement", {"vocab": 4, "train_lengths": "1..4"}, "train_lengths: got 4"),
-        ("set-complement", {"vocab": 4, "lengths": "4"}, "lengths: got 4"),
-    ],
-)
-def test_what_would_fail_later_or_do_nothing_is_refused_at_once(task, given, words):
-    with pytest.raises(ValueError, match=words):
-        make_plan(task, given, preset="quick", search=None, first_seed=0)
-
-
-def test_a_search_refuses_a_shape_that_only_one_of_its_groups_has():
-    with pytest.raises(ValueError, match="an even size"):
-        make_plan("othello", {"heads": 16}, preset="quick", search=16, first_seed=0)
-
-
-def test_default_lengths_fit_a_small_vocabulary_and_a_search_has_a_constant_rate():
-    plan = make_plan("set-complement", {"vocab": 3}, preset="quick", search=None, first_seed=0)
-    assert (plan.base.longest, plan.base.schedule) == (2, "cosine")
-    search = make_plan("set-complement", {}, preset="quick", search=4, first_seed=0)
-    assert search.base.schedule == "constant"
-    assert len(search.base.seeds) == 4
+def test_progress_is_a_bar_a_function_or_nothing():
+    said = []
+    options = SMALL | {"steps": 3, "seeds": 1, "lengths": [16], "sets": 8}
+    train_synthetic("argmax", "baseline", **options, progress=lambda *words: said.append(words))
+    assert [words[:3] for words in said] == [
+        ("train baseline.0-0", 3, 3),
+        ("measure baseline.baseline.0-0", 16 * 8, 16 * 8),
+    ]
+    with pytest.raises(ValueError, match="progress: got 1, accepted: True, False or a function"):
+        train_synthetic("argmax", "baseline", **options, progress=1)

@@ -19,11 +19,7 @@ from llmprobe.synthetic.othello import (
     legal_moves,
     perft,
     random_games,
-    read_board,
-    read_moves,
     replay,
-    write_board,
-    write_moves,
 )
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -33,6 +29,12 @@ LEAVES = [1, 4, 12, 56, 244, 1396, 8200, 55092, 390216, 3005288, 24571284, 21225
 """Known for Othello, https://www.aartbik.com/strategy.php."""
 SHORTEST = "e6f4e3f6g5d6e7f5c5"
 """A game of 9 moves: White has lost all disks."""
+
+
+def read_moves(text):
+    """The game of a text like `d3c5f6`, as (60,) squares."""
+    squares = [SQUARES.index(text[i : i + 2]) for i in range(0, len(text), 2)]
+    return np.array(squares + [-1] * (MAX_MOVES - len(squares)), np.int8)
 
 
 def play(n, seed=0, **options):
@@ -219,69 +221,16 @@ def test_symmetries_map_games_to_games(image):
         assert (as_squares(legal_moves(mapped)) == legal).all()
 
 
-def test_moves_survive_as_text():
-    for game in play(50):
-        assert (read_moves(write_moves(game)) == game).all()
-    assert write_moves([19, 34, -1]) == "d3c5"
-    assert read_moves("d3c5f6")[:4].tolist() == [19, 34, 45, -1]
-    assert write_moves(read_moves("")) == ""
+def test_squares_are_named_row_by_row():
     assert SQUARES[0] == "a1"
+    assert SQUARES[19] == "d3"
     assert SQUARES[63] == "h8"
 
 
-def test_boards_survive_as_text():
-    for games in replay(play(20)):
-        for index in range(20):
-            read = read_board(write_board(games, index))
-            assert (read.own[0], read.opponent[0]) == (games.own[index], games.opponent[index])
-            assert read.black[0] == games.black[index]
-            assert read.legal[0] == games.legal[index]
-
-
-def test_a_board_is_written_with_black_as_x():
-    *_, games = replay(read_moves("d3c3")[None])
-    empty = "........\n"
-    middle = "..OX....\n...OX...\n...XO...\n"
-    assert write_board(games) == 2 * empty + middle + 3 * empty + "X to move"
-
-
 def test_who_has_no_move_on_a_board_has_passed():
-    text = "\n".join(["XO......", *["........"] * 7, "O to move"])
-    games = read_board(text)
-    assert games.black[0]
-    assert np.flatnonzero(as_squares(games.legal[0])).tolist() == [2]
-
-
-START = write_board(Games.start(1))
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "board: got '' at its end, accepted: X to move, O to move"),
-        (START[:71], "board: got '........' at its end, accepted: X to move, O to move"),
-        (START[9:], f"board: got rows of {', '.join('8' * 7)}, accepted: 8 rows of 8 squares"),
-        (START.replace("OX", "O"), "board: got rows of 8, 8, 8, 7, 8, 8, 8, 8, accepted: 8 rows"),
-        ("X to move", "board: got rows of none, accepted: 8 rows of 8 squares"),
-        (START.replace("OX", "o?"), r"board: got '\?o', accepted: '.', 'X' and 'O'"),
-    ],
-)
-def test_text_that_is_no_board_is_refused(text, message):
-    _refuses(lambda: read_board(text), message)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("d3c9", "moves: got 'c9' as move 2, accepted: a1 to h8, at most 60"),
-        ("d3c", "moves: got 'c' as move 2, accepted"),
-        ("d3 c5", "moves: got ' c' as move 2, accepted"),
-        ("D3", "moves: got 'D3' as move 1, accepted"),
-        ("a1" * 61, "moves: got 'a1' as move 61, accepted: a1 to h8, at most 60"),
-    ],
-)
-def test_text_that_is_no_moves_is_refused(text, message):
-    _refuses(lambda: read_moves(text), message)
+    white_to_move = Games(np.array([2], np.uint64), np.array([1], np.uint64), np.array([False]))
+    assert white_to_move.black[0]  # only Black has a move: over b1 to c1
+    assert np.flatnonzero(as_squares(white_to_move.legal[0])).tolist() == [2]
 
 
 @pytest.mark.parametrize("function", [legal_moves, lambda moves: list(replay(moves))])

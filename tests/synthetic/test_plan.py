@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from llmprobe.synthetic.decoder_plan import ChoiceTraining
+from llmprobe.synthetic.decoder_plan import DecoderTraining
 from llmprobe.synthetic.plan import Done, Plan, stack_size
 from llmprobe.synthetic.set_plan import SetPlan, SetTraining
 
@@ -42,8 +42,8 @@ def test_a_stack_is_no_larger_than_gains_anything_or_fits():
     assert sizes == [32, 32, 32, 16, 4, 1]
     # A GPT on whole games: what a step keeps for its gradient is far more than for sets.
     shape = {"width": 512, "layers": 8, "longest": 30}
-    assert stack_size(ChoiceTraining(task="othello", batch=8, **shape)) == 8
-    assert stack_size(ChoiceTraining(task="othello", batch=1024, **shape)) == 1
+    assert stack_size(DecoderTraining(task="othello", batch=8, **shape)) == 8
+    assert stack_size(DecoderTraining(task="othello", batch=1024, **shape)) == 1
 
 
 def test_a_piece_serves_all_variants_that_differ_at_test_time_only(plan):

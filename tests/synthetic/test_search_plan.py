@@ -11,17 +11,17 @@ import torch
 from llmprobe import load_result
 from llmprobe.results.search import SearchResult
 from llmprobe.synthetic import search_plan as search
-from llmprobe.synthetic.decoder_plan import ChoiceTraining
+from llmprobe.synthetic.decoder_plan import DecoderTraining
 from llmprobe.synthetic.decoder_scores import SCORES, score
-from llmprobe.synthetic.lab import train_synthetic
+from llmprobe.synthetic.lab import search_synthetic
 from llmprobe.synthetic.plan import Done
 from llmprobe.synthetic.search_plan import RANGES, WEIGHTS, SearchPlan, draw_setting
 from llmprobe.synthetic.training import train
 
 NETWORK = "mlp+prenorm"
-BASE = ChoiceTraining(vocab=6, batch=8, steps=3, shortest=1, longest=2, seeds=tuple(range(40)))
+BASE = DecoderTraining(vocab=6, batch=8, steps=3, shortest=1, longest=2, seeds=tuple(range(40)))
 PLAN = SearchPlan((NETWORK,), BASE, (1, 3, 5), 16)
-TINY = {"search": 3, "vocab": 6, "steps": 4, "sets": 16, "train_lengths": "1..2"}
+TINY = {"n": 3, "vocab": 6, "steps": 4, "sets": 16, "train_lengths": "1..2"}
 
 
 def test_settings_lie_in_their_ranges():
@@ -140,7 +140,7 @@ def test_numbers_are_put_where_they_belong(stack, monkeypatch):
 
 @pytest.fixture(scope="module")
 def result():
-    return train_synthetic("set-complement", **TINY)
+    return search_synthetic("set-complement", **TINY)
 
 
 def check_equal(one, other):
@@ -157,11 +157,11 @@ def test_a_search_runs_and_is_the_same_each_time(result):
     assert result.kl.shape == (3, 2, 3, 5)
     assert np.isfinite(result.kl).all()
     assert result.n_sequences == (16,) * 5
-    check_equal(train_synthetic("set-complement", **TINY), result)
+    check_equal(search_synthetic("set-complement", **TINY), result)
 
 
 def test_a_longer_search_begins_with_the_shorter_one(result):
-    longer = train_synthetic("set-complement", **(TINY | {"search": 5}))
+    longer = search_synthetic("set-complement", **(TINY | {"n": 5}))
     for name in SCORES:
         np.testing.assert_allclose(
             getattr(longer, name)[:3], getattr(result, name), rtol=1e-4, atol=1e-5
@@ -171,7 +171,7 @@ def test_a_longer_search_begins_with_the_shorter_one(result):
 def test_a_search_that_was_stopped_ends_the_same(result, tmp_path, monkeypatch):
     monkeypatch.setattr(SearchResult, "save_figure", lambda *arguments: None)
     folder = tmp_path / "run"
-    check_equal(train_synthetic("set-complement", **TINY, output=folder), result)
+    check_equal(search_synthetic("set-complement", **TINY, output=folder), result)
     trained = sorted(folder.glob("checkpoints/width*.safetensors"))
     assert len(trained) > 1
     kept = trained[1].stat().st_mtime_ns
@@ -179,7 +179,7 @@ def test_a_search_that_was_stopped_ends_the_same(result, tmp_path, monkeypatch):
     for path in folder.glob(f"checkpoints/*{trained[0].name.removesuffix('.safetensors')}.*"):
         path.unlink()
     next(folder.glob("checkpoints/*+ema.*")).unlink()
-    check_equal(train_synthetic("set-complement", **TINY, output=folder), result)
+    check_equal(search_synthetic("set-complement", **TINY, output=folder), result)
     assert sorted(folder.glob("checkpoints/width*.safetensors")) == trained
     assert trained[1].stat().st_mtime_ns == kept
     check_equal(load_result(folder), result)
@@ -219,7 +219,7 @@ def test_the_twins_are_plain_trainings_without_and_with_dropout():
             for name, weight in ours.items():
                 torch.testing.assert_close(weight[index], theirs[name][0], rtol=0, atol=1e-5)
         got, expected = (
-            score(network, base.choice, (1, 5), 16)["kl"][0]
+            score(network, base.sequences, (1, 5), 16)["kl"][0]
             for network in (stack.network.member(index), alone.network)
         )
         np.testing.assert_allclose(got, expected, atol=1e-5)
@@ -228,20 +228,13 @@ def test_the_twins_are_plain_trainings_without_and_with_dropout():
 @pytest.mark.parametrize(
     ("wrong", "reason"),
     [
-        ({"search": 0}, "search: got 0, accepted: 1 or more"),
-        ({"width": 16}, "width: got 16, but it is drawn by the search"),
-        ({"learning_rate": 1e-3}, "learning_rate: got 0.001, but it is drawn by the search"),
-        ({"seeds": 3}, "seeds: got 3, but it is drawn by the search"),
-        ({"variants": "baseline,mlp"}, "variants: got 'baseline, mlp', accepted with search: one"),
-        ({"variants": "mlp+dropout"}, "variants: got 'mlp.dropout', accepted with search: one"),
-        ({"variants": "ema"}, "variants: got 'ema', accepted with search: one network"),
+        ({"n": 0}, "n: got 0, accepted: 1 or more"),
+        ({"variant": "baseline,mlp"}, "variant: got 'baseline, mlp', accepted: one network"),
+        ({"variant": "mlp+dropout"}, "variant: got 'mlp.dropout', accepted: one network"),
+        ({"variant": "ema"}, "variant: got 'ema', accepted: one network"),
+        ({"task": "argmax"}, "task: got 'argmax', accepted: set-complement, othello"),
     ],
 )
 def test_what_cannot_be_searched_is_refused(wrong, reason):
     with pytest.raises(ValueError, match=f"^{reason}"):
-        train_synthetic("set-complement", **(TINY | wrong))
-
-
-def test_sets_with_one_right_answer_are_not_searched():
-    with pytest.raises(ValueError, match=r"^search: got 3 for argmax, accepted for: set-compl"):
-        train_synthetic("argmax", search=3)
+        search_synthetic(**(TINY | wrong))

@@ -13,9 +13,9 @@ from llmprobe.results.accuracy import SyntheticResult
 from llmprobe.synthetic import plan as planning
 from llmprobe.synthetic.layers import no_drop
 from llmprobe.synthetic.plan import Done
-from llmprobe.synthetic.set_plan import DEFAULTS, PRESETS, SetPlan, SetTraining
+from llmprobe.synthetic.set_plan import SetPlan, SetTraining
 from llmprobe.synthetic.set_scores import Measured, evaluate
-from llmprobe.synthetic.tasks import find_task
+from llmprobe.synthetic.tasks import SetTask
 from llmprobe.synthetic.training import train
 
 SMALL = SetTraining(width=16, batch=32, steps=50, seeds=(3, 4, 5))
@@ -31,7 +31,7 @@ def test_a_step_is_that_of_torch_on_the_plain_network(variant):
     )
     textbook = Textbook.of(training.new_network().double())
     optimizer = torch.optim.AdamW(textbook.parameters(), lr=1e-3, weight_decay=1e-3)
-    task = find_task(training.task)
+    task = SetTask.named(training.task)
     masks = torch_generator(7, "dropout", 0)
     for tokens, labels in training.batches(0):
         assert torch.equal(task.solve(tokens), labels)
@@ -111,18 +111,6 @@ def test_a_new_network_is_that_of_the_training_or_of_another_variant_of_its_shap
     ):
         assert (network.task.name, network.variant) == ("dictionary", variant)
         assert (network.seeds, network.width, network.heads) == ((3, 4, 5), 16, 2)
-
-
-def test_presets_and_defaults_are_trainings():
-    assert list(PRESETS) == ["quick", "desk", "paper"]
-    fields = {field.name for field in dataclasses.fields(SetTraining)}
-    asked = {"variants", "train_lengths", "lengths", "sets"}
-    for preset in PRESETS.values():
-        assert preset.keys() == {"seeds", "steps", "lengths", "sets"}
-    assert DEFAULTS.keys() - asked <= fields
-    own = SetTraining()
-    for name in DEFAULTS.keys() & fields:
-        assert getattr(own, name) == DEFAULTS[name]
 
 
 def test_measuring_is_evaluation_at_each_length():

@@ -1,30 +1,19 @@
-"""The answer of a set is where a slow solver finds it, and nothing else gives it away."""
+"""One registry of tasks, and all that is a task's own is in its class."""
 
 import doctest
+import inspect
 
+import numpy as np
 import pytest
 import torch
-from scipy.stats import chisquare
 
+from llmprobe import search_synthetic, train_synthetic
 from llmprobe.synthetic import tasks
-from llmprobe.synthetic.tasks import N_BITS, N_CLASSES, TASKS, VOCAB_SIZE, find_task
+from llmprobe.synthetic.set_tokens import N_CLASSES
+from llmprobe.synthetic.settings import plan_search, plan_training
+from llmprobe.synthetic.tasks import TASKS, ArgmaxTask, ComplementTask, SequenceTask, SetTask, Task
 
-every_task = pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
-
-
-def place(name, tokens):
-    """Where the answer of one set stands, by pure Python."""
-    numbers = [token // 10 for token in tokens]
-    *numbers, asked = numbers
-    if name == "argmax":
-        # Two items of the same priority are told apart by their class.
-        return max(range(len(numbers)), key=lambda i: (numbers[i], tokens[i] % 10))
-    assert numbers.count(asked) == 1
-    return numbers.index(asked)
+SMALL = {"seeds": 1, "steps": 3, "sets": 8, "width": 8}
 
 
 def test_the_examples_in_the_manual_hold():
@@ -33,108 +22,97 @@ def test_the_examples_in_the_manual_hold():
     assert results.attempted >= 6
 
 
-@every_task
-def test_labels_equal_those_of_a_slow_solver(task):
-    rng = generator()
-    for length in range(1, 201):
-        tokens, labels = task.sample(6, length, rng)
-        assert tokens.shape == (6, length + 1)
-        assert labels.shape == (6,)
-        assert tokens.min() >= 0
-        assert tokens.max() < VOCAB_SIZE
-        slow = [row[place(task.name, row)] % 10 for row in tokens.tolist()]
-        assert labels.tolist() == slow
-        assert task.solve(tokens).tolist() == slow
+def test_tasks_are_found_by_name_and_kind():
+    assert list(TASKS) == ["argmax", "dictionary", "set-complement", "othello"]
+    for name, task in TASKS.items():
+        assert task.name == name
+        assert type(Task.named(name)) is task
+        kind, other = (
+            (SetTask, SequenceTask) if issubclass(task, SetTask) else (SequenceTask, SetTask)
+        )
+        assert type(kind.named(name)) is task
+        with pytest.raises(ValueError, match=f"^task: got '{name}', accepted: "):
+            other.named(name)
+    with pytest.raises(ValueError, match=r"^task: got 'chess', accepted: argmax, .*, othello$"):
+        Task.named("chess")
 
 
-@every_task
-def test_an_oracle_that_sees_what_a_network_sees_is_always_right(task):
-    tokens, labels = task.sample(200, 50, generator())
-    items, query = task.items(tokens[:, :-1]), task.query(tokens[:, -1])
-    described, classes = items.split([task.item_size - N_CLASSES, N_CLASSES], dim=-1)
-    score = described[..., 0] if task.name == "argmax" else (described @ query[..., None])[..., 0]
-    best = score.argmax(dim=1)
-    assert torch.equal(classes[torch.arange(200), best].argmax(dim=-1), labels)
+@pytest.mark.parametrize("name", TASKS)
+def test_a_task_describes_itself_and_refuses_lengths_it_does_not_have(name):
+    task = Task.named(name)
+    assert (inspect.getdoc(task) or "").splitlines()[0].strip()
+    task.check(1)
+    task.check(task.longest)
+    for length in (0, -1, task.longest + 1):
+        with pytest.raises(ValueError, match=f"^here: got {length}, accepted for {name}: 1 to "):
+            task.check(length, "here")
 
 
-@every_task
-def test_items_and_queries_mean_the_digits_of_their_tokens(task):
-    tokens, _ = task.sample(3, 7, generator())
-    items, query = task.items(tokens[:, :-1]), task.query(tokens[:, -1:])
-    assert items.shape == (3, 7, task.item_size)
-    assert query.shape == (3, 1, task.query_size)
-    for row, described, asked in zip(tokens.tolist(), items, query[:, 0], strict=True):
-        for token, numbers in zip(row, [*described, asked], strict=True):
-            number, kind = divmod(token, 10)
-            if task.name == "argmax":
-                expected = [number / 2**24]
-            else:
-                expected = [(1 if number >> bit & 1 else -1) / 24**0.5 for bit in range(24)]
-            one_hot = [float(kind == k) for k in range(10)] if numbers is not asked else []
-            torch.testing.assert_close(numbers, torch.tensor(expected + one_hot))
+@pytest.mark.parametrize("name", TASKS)
+def test_every_preset_is_a_plan(name):
+    assert list(TASKS[name].presets) == ["quick", "desk", "paper"]
+    for preset, chosen in TASKS[name].presets.items():
+        plan = plan_training(name, {}, preset=preset)
+        assert (len(plan.base.seeds), plan.base.steps, plan.sets) == (
+            *(chosen["seeds"], chosen["steps"]),
+            chosen["sets"],
+        )
+        for key, value in (TASKS[name].defaults | chosen).items():
+            if key == "warmup":  # at most a tenth of the steps
+                assert plan.base.warmup == min(value, plan.base.steps // 10)
+            elif key not in ("seeds", "variants", "train_lengths", "lengths", "sets"):
+                assert getattr(plan.base, key) == value
+        if issubclass(TASKS[name], SequenceTask):
+            search = plan_search(name, 2, {}, preset=preset)
+            assert search.variants == (TASKS[name].searched,)
 
 
-@every_task
-def test_the_query_tells_no_class(task):
-    tokens, _ = task.sample(5, 4, generator())
-    other = tokens // N_CLASSES * N_CLASSES + 3
-    assert torch.equal(task.query(tokens[:, -1]), task.query(other[:, -1]))
+@pytest.mark.parametrize("task", [ArgmaxTask, TASKS["othello"]])
+def test_a_vocabulary_is_refused_where_the_tokens_are_given(task):
+    with pytest.raises(ValueError, match=f"^vocab: got 8, but the tokens of {task.name} are given"):
+        Task.named(task.name, 8)
+    assert ComplementTask().vocab == ComplementTask.defaults["vocab"]
 
 
-@every_task
-def test_the_generator_alone_decides(task):
-    def draw(seed):
-        torch.manual_seed(seed)  # must not matter
-        rng = generator(5)
-        return [task.sample(4, length, rng)[0] for length in (3, 9)]
-
-    for first, second in zip(draw(1), draw(2), strict=True):
-        assert torch.equal(first, second)
-    assert not torch.equal(draw(1)[0], task.sample(4, 3, generator(6))[0])
+@pytest.fixture
+def registry(monkeypatch):
+    """The registry, put back afterwards."""
+    monkeypatch.setattr(tasks, "TASKS", dict(TASKS))
 
 
-@every_task
-def test_classes_and_places_of_the_answer_are_uniform(task):
-    tokens, labels = task.sample(4000, 8, generator())
-    places = torch.tensor([place(task.name, row) for row in tokens.tolist()])
-    kinds = tokens[:, :-1].flatten() % N_CLASSES
-    assert chisquare(labels.bincount(minlength=10)).pvalue > 1e-3
-    assert chisquare(places.bincount(minlength=8)).pvalue > 1e-3
-    assert chisquare(kinds.bincount(minlength=10)).pvalue > 1e-3
-    # The class says nothing about the place.
-    both = (places * 10 + labels).bincount(minlength=80)
-    assert chisquare(both).pvalue > 1e-3
+@pytest.mark.usefixtures("registry")
+def test_a_set_task_takes_one_class():
+    class ArgminTask(ArgmaxTask):
+        """Which class has the item of the lowest priority?"""
+
+        name = "argmin"
+
+        def solve(self, tokens):
+            return tokens[:, :-1].amin(dim=1) % N_CLASSES
+
+    result = train_synthetic("argmin", lengths="16", **SMALL)
+    assert (result.kind, result.task) == ("synthetic", "argmin")
+    assert result.accuracy.shape == (2, 1, 1)
 
 
-def test_numbers_are_uniform_over_all_their_bits():
-    for task in TASKS.values():
-        numbers = task.sample(500, 40, generator())[0] // N_CLASSES
-        for shift in (0, N_BITS - 4):
-            digit = (numbers >> shift & 15).flatten()
-            assert chisquare(digit.bincount(minlength=16)).pvalue > 1e-3
+@pytest.mark.usefixtures("registry")
+def test_a_sequence_task_takes_one_class():
+    class CountingTask(SequenceTask):
+        """Which number comes next? Those above the last one, up to the end."""
 
+        name = "counting"
+        vocab, longest = 8, 3
 
-def test_keys_that_occur_twice_are_drawn_again(monkeypatch):
-    monkeypatch.setattr(tasks, "N_BITS", 4)
-    task, rng = TASKS["dictionary"], generator()
-    for length in range(1, 17):
-        tokens, labels = task.sample(30, length, rng)
-        for row, label in zip(tokens.tolist(), labels.tolist(), strict=True):
-            assert len({token // 10 for token in row[:-1]}) == length
-            assert row[place("dictionary", row)] % 10 == label
-    tokens, _ = task.sample(2000, 3, rng)
-    keys = tokens[:, :-1] // N_CLASSES
-    for column in keys.unbind(dim=1):  # the later ones too
-        assert chisquare(column.bincount(minlength=16)).pvalue > 1e-3
+        def sample(self, n, length, generator):
+            step = torch.randint(1, 3, (n, 1), generator=generator)
+            return step * torch.arange(length + 1)
 
+        def allowed(self, tokens):
+            return torch.arange(self.vocab) > tokens[:, :-1, None]
 
-def test_repeats_are_all_but_the_first():
-    keys = torch.tensor([[3, 5, 3, 3, 5, 1], [1, 2, 3, 4, 5, 6]])
-    expected = torch.tensor([[0, 0, 1, 1, 1, 0], [0] * 6]).bool()
-    assert torch.equal(tasks._repeats(keys), expected)
-
-
-def test_an_unknown_task_is_refused_with_the_known_ones():
-    assert find_task("argmax") is TASKS["argmax"]
-    with pytest.raises(ValueError, match=r"'sorting'.*argmax, dictionary"):
-        find_task("sorting")
+    result = train_synthetic("counting", **SMALL)
+    assert (result.kind, result.task) == ("legality", "counting")
+    assert result.lengths == (1, 2, 3)
+    assert np.isfinite(result.kl).all()
+    found = search_synthetic("counting", 2, steps=3, sets=8)
+    assert found.kind == "search"

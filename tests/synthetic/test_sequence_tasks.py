@@ -10,22 +10,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from llmprobe.synthetic.decoder_plan import ChoiceTraining
+from llmprobe.synthetic.decoder_plan import DecoderTraining
 from llmprobe.synthetic.othello import SQUARES, as_squares, legal_moves, replay
-from llmprobe.synthetic.tasks import CHOICES, ComplementTask, OthelloTask, find_choice, find_task
+from llmprobe.synthetic.tasks import TASKS, ComplementTask, OthelloTask, SequenceTask
 
 CASES = {"set-complement": lambda: ComplementTask(9), "othello": OthelloTask}
 LEAST = 1e-6
 """Of a p-value: fair draws fall below it once in a million."""
 
-every_choice = pytest.mark.parametrize("name", CHOICES)
+every_task = pytest.mark.parametrize(
+    "name", [name for name, task in TASKS.items() if issubclass(task, SequenceTask)]
+)
 
 
 def generator(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-@every_choice
+@every_task
 def test_a_sample_is_that_of_its_generator(name):
     task = CASES[name]()
     torch.manual_seed(0)
@@ -41,7 +43,7 @@ def test_a_sample_is_that_of_its_generator(name):
     assert torch.equal(drawn, torch.rand(1))  # the global one was left alone
 
 
-@every_choice
+@every_task
 def test_a_shorter_sample_is_the_beginning_of_a_longer_one(name):
     task = CASES[name]()
     whole = task.sample(5, task.longest, generator())
@@ -49,7 +51,7 @@ def test_a_shorter_sample_is_the_beginning_of_a_longer_one(name):
         assert torch.equal(task.sample(5, length, generator()), whole[:, : length + 1])
 
 
-@every_choice
+@every_task
 def test_what_came_next_was_allowed_and_what_is_allowed_looks_back_alone(name):
     task = CASES[name]()
     tokens = task.sample(64, task.longest, generator())
@@ -134,7 +136,7 @@ def test_an_othello_move_is_a_fair_draw():
         assert stats.chisquare(counts[counts > 0]).pvalue > LEAST
 
 
-@pytest.mark.parametrize("vocab", [1, 0, -3, ComplementTask.most + 1, 4.0, "8", None, True])
+@pytest.mark.parametrize("vocab", [1, 0, -3, ComplementTask.most + 1, 4.0, "8", True])
 def test_a_vocabulary_that_is_no_number_from_two_to_the_most_is_refused(vocab):
     with pytest.raises(
         ValueError, match=rf"^vocab: got .*, accepted: 2 to {ComplementTask.most} tokens$"
@@ -142,7 +144,7 @@ def test_a_vocabulary_that_is_no_number_from_two_to_the_most_is_refused(vocab):
         ComplementTask(vocab)
 
 
-@every_choice
+@every_task
 def test_a_length_at_which_nothing_is_left_is_refused(name):
     task = CASES[name]()
     task.check(1)
@@ -154,19 +156,10 @@ def test_a_length_at_which_nothing_is_left_is_refused(name):
             task.check(length)
     vocab = task.vocab if name == "set-complement" else None
     with pytest.raises(ValueError, match=rf"^train_lengths: got {task.longest + 1}, .*tokens$"):
-        ChoiceTraining(task=name, vocab=vocab, longest=task.longest + 1, shortest=1, width=8)
+        DecoderTraining(task=name, vocab=vocab, longest=task.longest + 1, shortest=1, width=8)
 
 
-def test_tasks_are_found_by_name():
-    for name in CHOICES:
-        assert find_choice(name).name == name
-    assert find_choice("set-complement").vocab == ComplementTask().vocab
-    assert find_choice("set-complement", 5).longest == 4
-    assert find_choice("othello").vocab == 61
-    with pytest.raises(ValueError, match=r"^vocab: got 8, but the tokens of othello are given"):
-        find_choice("othello", 8)
-    for find in (find_task, find_choice):
-        with pytest.raises(
-            ValueError, match=r"^task: got 'chess', accepted: .*complement, othello$"
-        ):
-            find("chess")
+def test_the_vocabulary_of_set_complement_is_a_choice():
+    assert SequenceTask.named("set-complement").vocab == ComplementTask().vocab == 16
+    assert SequenceTask.named("set-complement", 5).longest == 4
+    assert SequenceTask.named("othello").vocab == 61

@@ -7,14 +7,16 @@ import pytest
 import torch
 
 from llmprobe import load_result
+from llmprobe.base.processes import Process
 from llmprobe.errors import CheckpointError, OutOfMemoryError
 from llmprobe.results.accuracy import SyntheticResult
+from llmprobe.runs import jobs
 from llmprobe.runs.checkpoints import read_checkpoint, write_checkpoint
 from llmprobe.runs.folder import open_training, read_training
+from llmprobe.synthetic import pieces as module
 from llmprobe.synthetic import plan as planning
-from llmprobe.synthetic import runs
 from llmprobe.synthetic import training as training_module
-from llmprobe.synthetic.runs import as_variant, run_plan
+from llmprobe.synthetic.pieces import as_variant, finished_pieces, run_plan
 from llmprobe.synthetic.set_plan import SetPlan, SetTraining
 from llmprobe.synthetic.training import train
 
@@ -24,8 +26,9 @@ PLAN = SetPlan(VARIANTS, BASE, (16, 64), 32)
 ARRAYS = (*SyntheticResult.by_length, "loss", "diverged", "feature_values", "top_weights")
 
 
-def go(plan=PLAN, output=None, *, overwrite=False, watch=lambda what, done, total, note: None):
-    return run_plan(plan, torch.device("cpu"), output, overwrite=overwrite, watch=watch)
+def go(plan=PLAN, output=None, *, overwrite=False, report=lambda what, done, total, note: None):
+    cpu = torch.device("cpu")
+    return run_plan(plan, cpu, output=output, overwrite=overwrite, report=report)
 
 
 def check_equal(a, b):
@@ -37,7 +40,7 @@ def check_equal(a, b):
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "run"
     told = []
-    return folder, go(output=folder, watch=lambda *words: told.append(words)), told
+    return folder, go(output=folder, report=lambda *words: told.append(words)), told
 
 
 def test_what_differs_at_test_time_only_is_trained_once(run):
@@ -64,7 +67,7 @@ def test_a_result_is_the_same_in_whatever_stacks(run, monkeypatch):
 
 
 def test_a_finished_run_is_opened_and_not_run_again(run, monkeypatch):
-    monkeypatch.setattr(runs, "train", None)
+    monkeypatch.setattr(module, "train", None)
     check_equal(go(output=run[0]), run[1])
     check_equal(load_result(run[0]), run[1])
 
@@ -82,7 +85,7 @@ def test_what_is_measured_is_not_measured_again(tmp_path, monkeypatch):
 
     monkeypatch.setattr(SetPlan, "measure", count)
     told = []
-    check_equal(go(plan, tmp_path, watch=lambda *words: told.append(words)), first)
+    check_equal(go(plan, tmp_path, report=lambda *words: told.append(words)), first)
     assert measured == ["layernorm"]
     assert {words[0] for words in told} == {"measure layernorm.layernorm.0-2"}
     measured.clear()
@@ -96,7 +99,7 @@ def test_a_run_that_was_stopped_anywhere_ends_with_the_same_bits(tmp_path, monke
     plan = dataclasses.replace(PLAN, base=base, variants=VARIANTS[:2], sets=8)
     whole = go(plan)
     calls = []
-    go(plan, watch=lambda *words: calls.append(words))
+    go(plan, report=lambda *words: calls.append(words))
 
     class Killed(Exception):
         pass
@@ -104,19 +107,19 @@ def test_a_run_that_was_stopped_anywhere_ends_with_the_same_bits(tmp_path, monke
     for stop in range(0, len(calls), 4):
         left = [stop]
 
-        def watch(what, done, total, note, left=left):
+        def report(what, done, total, note, left=left):
             if not left[0]:
                 raise Killed
             left[0] -= 1
 
         folder = tmp_path / str(stop)
         with pytest.raises(Killed):
-            go(plan, folder, watch=watch)
+            go(plan, folder, report=report)
         assert not (folder / "result.json").exists()
         check_equal(go(plan, folder), whole)
 
 
-def test_the_watch_is_told_of_each_piece_to_its_end(run):
+def test_each_piece_is_reported_to_its_end(run):
     last = {what: (done, total) for what, done, total, _ in run[2]}
     assert len(last) == 2 + 5
     assert last["train baseline.0-2"] == (20, 20)
@@ -189,24 +192,13 @@ def test_an_average_that_was_not_kept_is_refused(trained):
         as_variant(training, without, "layernorm+ema")
 
 
-def test_processes_share_out_all_pieces(monkeypatch):
-    pieces = dataclasses.replace(PLAN, base=dataclasses.replace(BASE, seeds=tuple(range(40))))
-    pieces = pieces.pieces()
-    names = []
-    for rank in range(4):
-        here = dataclasses.replace(runs.process(), rank=rank, n_processes=4)
-        monkeypatch.setattr(runs, "process", lambda here=here: here)
-        names += [piece.name for piece in runs._own(pieces)]
-    assert sorted(names) == sorted(piece.name for piece in pieces)
-
-
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't allocate memory")])
 def test_a_piece_that_does_not_fit_the_memory_says_what_to_make_smaller(monkeypatch, error):
     def fail(*_, **__):
         raise error
 
-    monkeypatch.setattr(runs, "train", fail)
-    with pytest.raises(OutOfMemoryError, match=r"baseline\.0-2 does not fit .*--width or --batch"):
+    monkeypatch.setattr(module, "train", fail)
+    with pytest.raises(OutOfMemoryError, match=r"baseline\.0-2 does not fit .*width or batch"):
         go()
 
 
@@ -225,14 +217,37 @@ def test_an_evaluation_of_other_numbers_is_named(tmp_path, wrong):
         go(plan, tmp_path)
 
 
-def test_what_processes_hand_to_each_other_is_what_was_done(run):
-    for one in runs.finished_pieces(PLAN, open_training(run[0], read_training(run[0]))):
-        again = runs._done(one.piece, runs._tensors(one))
-        assert again.piece is one.piece
-        np.testing.assert_array_equal(again.losses, one.losses)
-        np.testing.assert_array_equal(again.diverged, one.diverged)
-        assert again.measured.keys() == one.measured.keys()
-        for variant, numbers in one.measured.items():
-            assert again.measured[variant].keys() == numbers.keys()
-            for name, array in numbers.items():
-                np.testing.assert_array_equal(again.measured[variant][name], array)
+def test_a_finished_run_is_read_from_its_folder_alone(run):
+    folder, result, _ = run
+    done = finished_pieces(PLAN, open_training(folder, read_training(folder)))
+    assert [one.piece.name for one in done] == ["baseline.0-2", "layernorm.0-2"]
+    check_equal(PLAN.join(done, torch.device("cpu")), result)
+
+
+def test_what_several_processes_did_is_joined_to_the_same_result(run, monkeypatch):
+    """Each process does its share; what all of them gave is joined."""
+    base = dataclasses.replace(BASE, seeds=(0, 1))
+    plan = dataclasses.replace(PLAN, base=base, variants=VARIANTS[:2], sets=8)
+    shares = []
+    for rank in range(2):
+        here = Process(rank=rank, local_rank=rank, n_processes=2)
+        monkeypatch.setattr(jobs, "process", lambda here=here: here)
+        monkeypatch.setattr(jobs, "gather_tensors", _Stop.keep(shares))
+        with pytest.raises(_Stop):
+            go(plan)
+    assert all(shares)
+    assert not shares[0].keys() & shares[1].keys()
+    monkeypatch.setattr(jobs, "gather_tensors", lambda own: shares[0] | shares[1])
+    joined = go(plan)
+    monkeypatch.undo()
+    check_equal(joined, go(plan))
+
+
+class _Stop(Exception):
+    @classmethod
+    def keep(cls, shares):
+        def gather(own):
+            shares.append(own)
+            raise cls
+
+        return gather

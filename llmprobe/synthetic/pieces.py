@@ -1,0 +1,154 @@
+"""The pieces of a plan: trained, measured, kept in the run's folder, joined into a result.
+
+`runs.jobs` shares them out over processes and brings together what they gave. The same call resumes
+where the last one stopped.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from llmprobe.base.machine import is_out_of_memory
+from llmprobe.base.nesting import under
+from llmprobe.base.processes import process
+from llmprobe.base.progress import Report
+from llmprobe.errors import CheckpointError, OutOfMemoryError
+from llmprobe.results.base import Result
+from llmprobe.results.opening import load_result
+from llmprobe.runs.checkpoints import read_checkpoint
+from llmprobe.runs.folder import Workspace, open_training
+from llmprobe.runs.jobs import APART, finish, kept, opened, read_state, run_pieces
+from llmprobe.synthetic.plan import Done, Numbers, Piece, Plan, in_order
+from llmprobe.synthetic.training import Trained, Training, train
+
+
+def run_plan(
+    plan: Plan, device: torch.device, *, output: Path | None, overwrite: bool, report: Report
+) -> Result:
+    """The plan's result. Pieces that the output folder has are not done again."""
+    space = None
+    if output is not None:
+        # What the bits of a training depend on besides its plan.
+        where = {"device": device.type, "torch": torch.__version__}
+        wanted = plan.configuration() | where
+        space = opened(
+            lambda: open_training(output, wanted, overwrite=overwrite and process().is_main)
+        )
+        if space.is_finished:
+            return load_result(space.folder)
+    pieces = plan.pieces()
+    states = run_pieces(pieces, lambda piece: _run_piece(piece, plan, device, space, report))
+    done = [_done(piece, state) for piece, state in zip(pieces, states, strict=True)]
+    result = plan.join(in_order(done), device)
+    finish(space, (lambda: None) if space is None else partial(space.save, result))
+    return result
+
+
+def finished_pieces(plan: Plan, space: Workspace) -> list[Done]:
+    """What a finished run gave, from its folder alone."""
+    done = []
+    for piece in plan.pieces():
+        state, facts = read_checkpoint(space.checkpoint(piece.name))
+        if facts["step"] < piece.training.steps:
+            raise CheckpointError(f"{space.folder} is not finished; run its command again")
+        measured = {}
+        for variant in piece.variants:
+            path = space.measured(measured_name(variant, piece))
+            measured[variant] = _checked(read_state(path, facts_of(plan)), plan, path)
+        done.append(Done(piece, measured, state["losses"].numpy(), state["diverged"].numpy()))
+    return done
+
+
+def measured_name(variant: str, piece: Piece) -> str:
+    """The name of the evaluation of a variant of a piece."""
+    return f"{variant}.{piece.name}"
+
+
+def facts_of(plan: Plan) -> dict[str, Any]:
+    """What an evaluation depends on besides the network."""
+    return {"lengths": list(plan.lengths), "sets": plan.sets}
+
+
+def as_variant(training: Training, trained: Trained, variant: str) -> Any:
+    """The trained networks as a variant that may differ from their training at test time."""
+    average = training.parse(variant).get("weights")
+    if average is not None and average not in trained.averages:
+        raise CheckpointError(f"{variant}: its training kept no {average}; train with it as well")
+    raw = trained.network
+    weights: Mapping[str, Any] = raw.state_dict() if average is None else trained.averages[average]
+    network = training.new_network(variant)
+    network.load_state_dict(weights)
+    return network.to(next(raw.parameters()).device).eval()
+
+
+def _run_piece(
+    piece: Piece, plan: Plan, device: torch.device, space: Workspace | None, report: Report
+) -> dict[str, Any]:
+    """Train a piece from its checkpoint, and measure its variants: what `_done` reads."""
+
+    def after_block(step: int, loss: Any, right: Any) -> None:
+        note = f"loss {loss.mean():.3f}, right {right.mean():.1%}"
+        report(f"train {piece.name}", step, piece.training.steps, note)
+
+    checkpoint = None if space is None else space.checkpoint(piece.name)
+    try:
+        trained = train(piece.training, device=device, checkpoint=checkpoint, report=after_block)
+        measured = {
+            variant: _measured(variant, piece, trained, plan, space, report)
+            for variant in piece.variants
+        }
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise OutOfMemoryError(
+            f"{piece.name} does not fit the memory; use a smaller width or batch, shorter lengths "
+            "or train_lengths"
+        ) from error
+    return {"losses": trained.losses.numpy(), "diverged": trained.diverged.numpy(), **measured}
+
+
+def _done(piece: Piece, state: Numbers) -> Done:
+    """What `_run_piece` gave, its names flat."""
+    measured = {variant: under(variant, state, APART) for variant in piece.variants}
+    return Done(piece, measured, state["losses"], state["diverged"])
+
+
+def _measured(
+    variant: str,
+    piece: Piece,
+    trained: Trained,
+    plan: Plan,
+    space: Workspace | None,
+    report: Report,
+) -> Numbers:
+    """The evaluation of one variant of a piece."""
+    what = measured_name(variant, piece)
+
+    def measure() -> Numbers:
+        network = as_variant(piece.training, trained, variant)
+        total, done = plan.work(network), 0
+
+        def advance(n: int, note: str) -> None:
+            nonlocal done
+            done += n
+            report(f"measure {what}", done, total, note)
+
+        return plan.measure(network, advance)
+
+    path = None if space is None else space.measured(what)
+    return _checked(kept(path, measure, facts=facts_of(plan)), plan, path)
+
+
+def _checked(numbers: Numbers, plan: Plan, path: Path | None) -> Numbers:
+    """Refuse an evaluation from a file that lacks numbers or lengths of the plan."""
+    for name in plan.measured:
+        shape = numbers[name].shape if name in numbers else ()
+        if len(plan.lengths) not in shape[plan.length_axis(name) :][:1]:
+            raise CheckpointError(
+                f"{path} is no evaluation of this training: {name} is missing or of another shape; "
+                "remove it to have it done again"
+            )
+    return numbers
