@@ -47,7 +47,7 @@ def draw_prediction(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     with styled_axes(ax, legend=True) as ax:
         known = frame[frame.predicted_variance.notna()]
         if known.empty:
-            raise ValueError("prediction: this model does not show its values, so there is none")
+            raise ValueError("prediction: this model does not show its values; use another figure")
         lengths = sorted(set(known.length))
         for length, color in zip(lengths, sns.color_palette("viridis", len(lengths)), strict=True):
             part = known[known.length == length]
