@@ -135,7 +135,7 @@ def _train(options: dict[str, Any], folder: Path, *, as_json: bool, quiet: bool)
         if n is None:
             result = train(**options, output=folder, progress=not quiet)
         else:
-            options = _of_search(options)
+            options = _of_search(options, n)
             result = search_synthetic(**options, n=n, output=folder, progress=not quiet)
     except KeyboardInterrupt:
         if process().is_main:
@@ -148,8 +148,10 @@ def _train(options: dict[str, Any], folder: Path, *, as_json: bool, quiet: bool)
     show_result(result, folder, as_json=as_json)
 
 
-def _of_search(options: dict[str, Any]) -> dict[str, Any]:
+def _of_search(options: dict[str, Any], n: int) -> dict[str, Any]:
     """The options as `search_synthetic` takes them; those that it draws are refused."""
+    if n < 1:
+        raise ValueError(f"search: got {n}, accepted: 1 or more settings")
     options["variant"] = options.pop("variants")
     for name in ("seeds", "width", "layers", "learning_rate", "dropout", "ema_decay"):
         value = options.pop(name)

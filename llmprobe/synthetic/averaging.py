@@ -95,9 +95,9 @@ class Average:
         rate = self.averaging.rate(step)
         with torch.no_grad():
             for name, mean in self.mean.items():
-                mean.lerp_(weights[name], self._beside(rate, mean))
+                mean.lerp_(weights[name], self._as_axes_of(rate, mean))
 
-    def _beside(self, rate: float | tuple[float, ...], mean: Tensor) -> float | Tensor:
+    def _as_axes_of(self, rate: float | tuple[float, ...], mean: Tensor) -> float | Tensor:
         """Rates with the axes of a weight behind their own."""
         if isinstance(rate, float):
             return rate

@@ -147,9 +147,9 @@ class SeedNorm(nn.Module):
         normalize = F.layer_norm if self.center else F.rms_norm
         x = normalize(x, (self.size,), eps=1e-5)
         if self.gain is not None:
-            x = (by_seed(x, len(self.gain)) * _beside(self.gain, x)).flatten(0, 1)
+            x = (by_seed(x, len(self.gain)) * _as_axes_of(self.gain, x)).flatten(0, 1)
         if self.bias is not None:
-            x = (by_seed(x, len(self.bias)) + _beside(self.bias, x)).flatten(0, 1)
+            x = (by_seed(x, len(self.bias)) + _as_axes_of(self.bias, x)).flatten(0, 1)
         return x
 
 
@@ -179,6 +179,6 @@ def _kept(shape: torch.Size, rate: float, generator: torch.Generator) -> Tensor:
     return drawn.div_(1 - rate)
 
 
-def _beside(parameter: Tensor, x: Tensor) -> Tensor:
+def _as_axes_of(parameter: Tensor, x: Tensor) -> Tensor:
     """A parameter (seeds, size) with the axes of x (seeds * batch, ..., size) between."""
     return parameter.view(len(parameter), *[1] * (x.ndim - 1), -1)

@@ -35,7 +35,7 @@ BLACK, WHITE = 1 << 28 | 1 << 35, 1 << 27 | 1 << 36
 _STEPS = np.array([[1], [7], [8], [9]], np.uint64)
 _TWICE = 2 * _STEPS
 _INNER = np.array([[0x7E7E7E7E7E7E7E7E if step != 8 else 2**64 - 1] for step in (1, 7, 8, 9)], "u8")
-"""Where lines may run: a step that changes the column must not go on in the next row."""
+"""Where lines may run: a step that changes the column must not continue in the next row."""
 _BYTES = np.uint64(0x0101010101010101)
 _HIGH = np.uint64(0x8080808080808080)
 _PLACES = np.zeros((256, 8), np.uint8)
@@ -251,7 +251,7 @@ def legal_moves(moves: ArrayLike) -> Boards:
 
 
 def as_squares(boards: ArrayLike) -> NDArray[np.bool_]:
-    """Bitboards as booleans, one a square: (...) to (..., 64)."""
+    """Bitboards as booleans, one per square: (...) to (..., 64)."""
     by_byte = np.asarray(boards, "<u8")[..., None].view(np.uint8)
     return np.unpackbits(by_byte, axis=-1, bitorder="little").view(np.bool_)
 

@@ -59,7 +59,7 @@ def evaluate(
     *,
     advance: Callable[[int], object] = lambda n_items: None,
 ) -> Measured:
-    """Measure all seeds of a network at one length; `advance` is told of the items that are done.
+    """Measure all seeds of a network at one length; `advance` is called with the items done.
 
     The attention output is the one that the reading MLP is given, behind the norm.
     """

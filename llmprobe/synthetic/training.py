@@ -36,7 +36,7 @@ SECONDS = 5.0
 """Between checkpoints."""
 SCHEDULES = ("constant", "cosine")
 MOST = {"steps": 10**9, "shortest": LONGEST, "width": 2**16, "layers": 1000}
-"""More are a slip of the hand; heads, values and batches may be as many as a width."""
+"""Upper limits against typing errors; heads, values and batches have that of the width."""
 Each = float | tuple[float, ...]
 """One for all seeds of a stack, or one for each."""
 Batch = tuple[Tensor, ...]
@@ -74,7 +74,7 @@ class Training(ABC):
     """Rate of a variant that has dropout."""
     ema_decay: Each = 0.999
     averages: tuple[str, ...] = ()
-    """Of `ema` and `bema`, those that are kept beside the weights."""
+    """Of `ema` and `bema`, those that are kept next to the weights."""
 
     def __post_init__(self) -> None:
         if self.schedule not in SCHEDULES:
@@ -151,7 +151,7 @@ class Training(ABC):
 
     @abstractmethod
     def losses(self, network: Any, batch: Batch, drop: Drop) -> tuple[Tensor, Tensor]:
-        """The loss and the share of right answers, one number a seed."""
+        """The loss and the share of right answers, one number per seed."""
 
 
 @dataclass(frozen=True)

@@ -201,7 +201,7 @@ def test_the_minimal_model_has_its_closed_form():
         (BASELINE, {"heads": 0}, "heads: got 0, accepted: a divisor"),
         (BASELINE, {"heads": -1}, "heads: got -1, accepted: a divisor"),
         (BASELINE, {"width": 0}, "accepted: a divisor of the width, 0"),
-        ("rotary", {"width": 6, "heads": 2}, "width: got 6, accepted for rotary: even"),
+        ("rotary", {"width": 6, "heads": 2}, "width: got 6, accepted for rotary positions"),
         ("rotary", {"width": 7, "heads": 1}, "width: got 7, accepted for rotary"),
         ("layernorm", {}, r"variants: got 'layernorm', accepted: baseline, mlp, .*bema"),
         ("", {}, "variants: got '', accepted"),
