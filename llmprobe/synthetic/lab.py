@@ -178,7 +178,7 @@ def _refuse(given: Mapping[str, Any], names: Sequence[str], why: str) -> None:
 
 
 def load_synthetic(
-    folder: str | Path, variant: str | None = None, seed: int | None = None
+    folder: str | Path, variant: str | None = None, *, seed: int | None = None
 ) -> torch.nn.Module:
     """A trained network from a run's folder, ready to be probed.
 
