@@ -116,10 +116,12 @@ def _observe(ready: Prepared, positions: list[int]) -> Iterator[Mapping[int, _Se
     seen: dict[int, _Seen] = {}
     with ExitStack() as stack:
         heads = stack.enter_context(
-            capture_attention(ready.model, numbers, positions, at="heads", stop=True)
+            capture_attention(ready.model, numbers, positions=positions, at="heads", stop=True)
         )
         stack.enter_context(listening(modules, listen))
-        rows = stack.enter_context(capture_rows(ready.model, positions, numbers, k=_N_TOP))
+        rows = stack.enter_context(
+            capture_rows(ready.model, numbers, positions=positions, k=_N_TOP)
+        )
         yield seen
     for number in numbers:
         seen[number] = _Seen(rows[number], heads[number], values.get(number))

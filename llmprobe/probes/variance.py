@@ -74,7 +74,7 @@ def probe_variance(
     numbers = [layer.layer for layer in ready.layers]
 
     def observe(positions: list[int]) -> Any:
-        return capture_attention(ready.model, numbers, positions, at=at, stop=True)
+        return capture_attention(ready.model, numbers, positions=positions, at=at, stop=True)
 
     @cache
     def whole_in_chunks() -> bool:  # beside the chosen layers, what follows them
