@@ -225,7 +225,7 @@ def environment() -> dict[str, object]:
         "device name": torch.cuda.get_device_name(device) if device.type == "cuda" else "",
         "dtype": str(resolve_dtype("auto", device)).removeprefix("torch."),
         "threads": torch.get_num_threads(),
-        "processes": world_size(),  # as it was told: others are not waited for
+        "processes": world_size(),  # from the launcher; does not wait for the others
         "memory": f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB free",
         "device memory": _device_memory(device),
         "hub": _hub(),

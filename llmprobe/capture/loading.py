@@ -130,8 +130,8 @@ def digest_model(model: nn.Module) -> str:
     config: Any = getattr(model, "config", None)
     facts = config.to_dict() if hasattr(config, "to_dict") else {}
     own = {k: v for k, v in facts.items() if k not in _NOT_OF_A_MODEL and not k.startswith("_")}
-    told = json.dumps(own, sort_keys=True, default=lambda x: type(x).__name__)
-    sha = hashlib.sha256(told.encode())
+    text = json.dumps(own, sort_keys=True, default=lambda x: type(x).__name__)
+    sha = hashlib.sha256(text.encode())
     for name, weight in model.named_parameters():
         sha.update(repr((name, tuple(weight.shape), _checksum(weight))).encode())
     return sha.hexdigest()

@@ -66,8 +66,8 @@ def check_config(path: Path) -> None:
     """Refuse a number of layers that no model has: all are created before weights are read."""
     if path.stat().st_size > _MOST_CONFIG_BYTES:
         raise Refusal(f"has a config.json of {path.stat().st_size:,} bytes, which is no model's")
-    told = json.loads(path.read_text(encoding="utf-8"))
-    for part in [told, *told.values()] if isinstance(told, dict) else []:
+    config = json.loads(path.read_text(encoding="utf-8"))
+    for part in [config, *config.values()] if isinstance(config, dict) else []:
         for name in _LAYERS if isinstance(part, dict) else ():
             if isinstance(part.get(name), int) and part[name] > _MOST_LAYERS:
                 raise Refusal(
@@ -186,7 +186,7 @@ def _explain(error: BaseException, place: Place, device: torch.device) -> str:
             hub.RepositoryNotFoundError,
             "is no local folder, and not on the hub or private; check the name, or `hf auth login`",
         ),
-        (hub.HFValidationError, "is no local folder and not a valid hub id; check the path"),
+        (hub.HFValidationError, "is no local folder and cannot be a hub id; check the path"),
         (hub.LocalEntryNotFoundError, offline),
         (ConnectionError, offline),
         (SafetensorError, f"has damaged or truncated weights ({reason}); get them again"),
