@@ -47,10 +47,10 @@ def over_forward(*, rounds: int, n_layers: int | None, options: Options) -> Find
         model.model(tokens, use_cache=False)
 
     def probed() -> None:
-        with capture_attention(model, None, positions, into=take):
+        with capture_attention(model, positions=positions, into=take):
             model.model(tokens, use_cache=False)
 
-    # A capture keeps freed memory, which makes a forward faster: here for both.
+    # A probe keeps freed memory, which makes a forward faster: here for both.
     with torch.inference_mode(), memory_kept():
         timing = alternate({"bare": bare, "probed": probed}, rounds=rounds, warm_up=2)
     ours, theirs = timing["probed"].times, timing["bare"].times

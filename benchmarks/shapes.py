@@ -49,7 +49,7 @@ def build(shape: str, n_layers: int | None = None, path: Path | None = None) -> 
     """
     if path is None:
         return _draw(config(shape, n_layers))
-    model = load_model(path, dtype="float32", device="cpu", attention="sdpa").model
+    model = load_model(path, dtype="float32", device="cpu", attn_implementation="sdpa").model
     if n_layers is not None:
         del model.model.layers[n_layers:]
         model.config.num_hidden_layers = n_layers

@@ -32,7 +32,8 @@ class Done(Exception):
 def one_pass(
     model: nn.Module, tokens: Tensor, lengths: Sequence[int], layers: Sequence[int]
 ) -> Tensor:
-    with capture_attention(model, list(layers), [n - 1 for n in lengths], stop=True) as captured:
+    positions = [n - 1 for n in lengths]
+    with capture_attention(model, list(layers), positions=positions, stop=True) as captured:
         model(tokens[:, : max(lengths)], use_cache=False)
     return torch.stack([captured[layer][0] for layer in layers])
 
@@ -143,7 +144,7 @@ def _cached(
 
 def rows(model: nn.Module, tokens: Tensor, lengths: Sequence[int], layers: Sequence[int]) -> Tensor:
     positions = [n - 1 for n in lengths]
-    with capture_rows(model, positions, list(layers), k=N_TOP) as captured:
+    with capture_rows(model, list(layers), positions=positions, k=N_TOP) as captured:
         model(tokens[:, : max(lengths)], use_cache=False, logits_to_keep=1)
     found = [captured[layer] for layer in layers]
     return torch.stack([torch.cat([x.entropy[..., None], x.top], dim=-1)[0] for x in found])

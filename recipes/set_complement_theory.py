@@ -56,7 +56,7 @@ def main(
     slopes = np.polyfit(np.log(enough.lengths), np.log(enough.gap[0]).T, 1)[0]
     print(f"width {vocab - 1}, the {even.sum()} of {even.size} seeds below {LOW}:")
     print(f"slope of log gap over log s: {slopes[even].min():.3f} to {slopes[even].max():.3f}")
-    predicted = [wrong_mass(2 * gap[1], enough.lengths, vocab) for gap in enough.gap[0]]
+    predicted = [wrong_mass(2 * gap[1], enough.lengths, vocab=vocab) for gap in enough.gap[0]]
     off = np.abs(enough.illegal_mass[0] - predicted)[even].max()
     print(f"mass on present tokens: largest difference from the prediction {off:.4f}")
     with paper_style():
@@ -89,7 +89,7 @@ def draw(results, vocab, even):
     at_2 = gap[even, 1].mean()
     for panel, values, line in (
         (middle, gap, 2 * at_2 / s),
-        (right, mass, wrong_mass(2 * at_2, s, vocab)),
+        (right, mass, wrong_mass(2 * at_2, s, vocab=vocab)),
     ):
         if not even.all():
             panel.plot(s, values[~even].T, ".", color="0.6", ms=3)

@@ -28,6 +28,16 @@ DTYPES = {
     "float16": torch.float16,
     "float64": torch.float64,
 }
+ALIASES = {
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "half": "float16",
+    "fp32": "float32",
+    "float": "float32",
+    "fp64": "float64",
+    "double": "float64",
+}
+"""Short names for the ones above; results record the full name."""
 PACKAGES = ("torch", "transformers", "accelerate", "datasets", "numpy", "scipy", "seaborn", "typer")
 EXTRAS = {"gguf": ("gguf",), "notebook": ("ipykernel", "ipywidgets", "nbclient")}
 
@@ -65,7 +75,7 @@ def resolve_device(device: str | torch.device = "auto") -> torch.device:
 
 
 def check_map(name: object) -> None:
-    """Refuse a name that is neither a plan of accelerate's to spread a model nor a device."""
+    """Refuse a name that is neither one of accelerate's plans nor a device."""
     plans = ("auto", "balanced", "balanced_low_0", "sequential")
     if not isinstance(name, str):
         return
@@ -77,22 +87,27 @@ def check_map(name: object) -> None:
 
 
 def resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
-    """`auto` is bfloat16 on GPUs that have it, float32 elsewhere.
+    """The number type of a name; short names such as `bf16` are accepted.
 
-    On a CPU bfloat16 products are slower than float32 ones, so nothing is gained there.
+    `auto` is bfloat16 on a GPU that supports it and float32 elsewhere: on a CPU bfloat16 matrix
+    products are slower than float32 ones.
     """
     if isinstance(dtype, torch.dtype):
         return dtype
     if dtype == "auto":
         native = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         return torch.bfloat16 if native else torch.float32
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype: got {dtype!r}, accepted: auto, {', '.join(DTYPES)}")
-    return DTYPES[dtype]
+    name = ALIASES.get(dtype, dtype)
+    if name not in DTYPES:
+        raise ValueError(
+            f"dtype: got {dtype!r}, accepted: auto, {', '.join(DTYPES)}, or the short names "
+            f"{', '.join(ALIASES)}; auto is bfloat16 on a GPU that supports it, else float32"
+        )
+    return DTYPES[name]
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that can still be had there: by this process, under whatever limit it runs."""
+    """Bytes that this process can still allocate there, under whatever limit it runs."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     limits = [psutil.virtual_memory().available, *_free_in_group(Path("/sys/fs/cgroup"))]
@@ -104,7 +119,7 @@ def free_memory(device: torch.device) -> int:
 
 
 def _free_in_group(root: Path) -> Iterator[int]:
-    """What the control groups of Linux leave to this process: a container's, a scheduler's."""
+    """What Linux control groups (of a container or a scheduler) leave to this process."""
     try:
         _, found, own = Path("/proc/self/cgroup").read_text().strip().rpartition("0::/")
         for group in (root / own, *(root / own).parents) if found else ():
@@ -118,7 +133,7 @@ def _free_in_group(root: Path) -> Iterator[int]:
 
 @contextmanager
 def without_denormals() -> Iterator[None]:
-    """Take numbers below 1e-38 as zero on the CPU, which is many times slower with them."""
+    """Treat numbers below 1e-38 as zero: a CPU computes many times slower with them."""
     before = not torch.tensor(1e-39).mul(1).item()
     torch.set_flush_denormal(True)
     try:
@@ -133,10 +148,11 @@ _keepers = 0
 
 @contextmanager
 def memory_kept() -> Iterator[None]:
-    """Have the C library keep freed memory for the next tensor, where it is glibc.
+    """Make glibc keep freed memory for the next tensor; other C libraries are left alone.
 
-    It would give blocks of 32 MB and more back at once, and have the system zero the pages of the
-    next one, which takes longer than the arithmetic on it.
+    By default glibc returns blocks of 32 MB and more to the system at once. The system then zeroes
+    the pages of the next block, which takes longer than the arithmetic on it. This setting holds
+    for the whole process, so only long jobs (a sweep, a training) use it.
     """
     global _keepers
     mallopt = _mallopt()
@@ -148,7 +164,7 @@ def memory_kept() -> Iterator[None]:
         yield
     finally:
         _keepers -= 1
-        if not _keepers:  # what glibc comes to by itself with blocks of this size
+        if not _keepers:  # the values that glibc reaches by itself with blocks of this size
             mallopt(_MMAP_THRESHOLD, 2**25)
             mallopt(_TRIM_THRESHOLD, 2**26)
 
@@ -161,17 +177,17 @@ def _mallopt() -> Callable[[int, int], int]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out, on whatever device."""
+    """True if the error says that memory ran out, on any device."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    # The CPU's allocator; CUDA's and MPS's own; what cuBLAS and its like need to begin with.
+    # The CPU's allocator; CUDA's and MPS's own; cuBLAS and similar libraries when they start.
     known = ("allocate memory", "out of memory", "STATUS_ALLOC_FAILED")
     return isinstance(error, RuntimeError) and any(words in str(error) for words in known)
 
 
 @contextmanager
 def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Without dropout; afterwards the model is in the mode that it was in."""
+    """Put the model into eval mode; afterwards every module is back in its own mode."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -183,7 +199,7 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
 
 @contextmanager
 def untracked() -> Iterator[None]:
-    """Have the hub's client tell nothing of this machine beside what it asks for."""
+    """Turn off the hub client's telemetry, so requests carry no facts about this machine."""
     from huggingface_hub import constants
 
     before = constants.HF_HUB_DISABLE_TELEMETRY
@@ -195,7 +211,7 @@ def untracked() -> Iterator[None]:
 
 
 def environment() -> dict[str, object]:
-    """What decides how a run behaves here, for bug reports and `llmprobe env`."""
+    """The facts that decide how a run behaves here, for bug reports and `llmprobe env`."""
     device = resolve_device()
     memory = psutil.virtual_memory()
     facts: dict[str, object] = {
@@ -209,7 +225,7 @@ def environment() -> dict[str, object]:
         "device name": torch.cuda.get_device_name(device) if device.type == "cuda" else "",
         "dtype": str(resolve_dtype("auto", device)).removeprefix("torch."),
         "threads": torch.get_num_threads(),
-        "processes": world_size(),  # as it was told: others are not waited for
+        "processes": world_size(),  # from the launcher; does not wait for the others
         "memory": f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB free",
         "device memory": _device_memory(device),
         "hub": _hub(),

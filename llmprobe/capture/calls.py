@@ -1,13 +1,13 @@
 """Attention of a few queries, exactly as the model computes it, without the N × N matrix.
 
-transformers looks its attention function up by name. Two names are registered here, one on top of
+transformers looks up its attention function by name. Two names are registered here, one on top of
 `sdpa` and one on top of `eager`, each with the mask function of its base (without one, padding is
-silently lost). They compute what their base computes, and let listeners see each call first: a
-listener can ask for the rows of chosen queries, and may hand back the output in place of the base.
+silently ignored). They compute what their base computes, but listeners see each call first: a
+listener can compute the rows of chosen queries, and may return the output in place of the base.
 
-Weights come from the model file's own eager function, run on the chosen queries alone. Whatever a
-family does to its softmax (soft caps, learned sinks, windows) is therefore in them. Outputs of
-chosen queries come from the function that the model would have used.
+Weights come from the model file's own eager function, run on the chosen queries only. They
+therefore include whatever a family does to its softmax (soft caps, learned sinks, windows). Outputs
+of chosen queries come from the function that the model would have used.
 """
 
 import inspect
@@ -29,14 +29,14 @@ BASES = ("sdpa", "eager")
 _HALF = (torch.float16, torch.bfloat16)
 _CHUNK_BYTES = 64 * 2**20
 _NOTHING_SHARED = nn.Module()
-"""For transformers' sdpa function, which looks on a module for heads that share their keys."""
-# Arguments that hold one entry for each query; slicing them would need to know their layout.
+"""For transformers' sdpa function, which reads from the module how many heads share a key."""
+# Arguments with one entry per query; their layout is unknown, so they cannot be sliced.
 _PER_QUERY = ("position_bias", "block_indices", "indices", "cu_seq_lens_q")
 
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """What a model handed to its attention function."""
+    """The arguments that a model gave to its attention function."""
 
     module: nn.Module
     query: Tensor
@@ -67,7 +67,7 @@ class AttentionCall:
         """Head outputs (batch, positions, heads, value size) of the queries at `index`.
 
         They come from the model's own attention function. `query` (batch, heads, positions, key
-        size) has these queries, where they were made apart from the others.
+        size) has these queries if they were computed apart from the others.
         """
         chosen = _take(self.query, index) if query is None else query
         call = replace(self, query=chosen)
@@ -78,10 +78,10 @@ class AttentionCall:
         return torch.cat(parts, dim=1)
 
     def per_query(self) -> str | None:
-        """The name of an argument that holds something for each query, if there is one.
+        """The name of an argument with one entry per query, or None.
 
-        Sparse attention hands its choice of keys over in this way, but to functions of other names
-        than sdpa and eager only: it would be lost here.
+        Sparse attention passes its choice of keys in this way, but only to functions other than
+        sdpa and eager: here it would be ignored.
         """
         return next((name for name in _PER_QUERY if self.options.get(name) is not None), None)
 
@@ -100,9 +100,9 @@ class AttentionCall:
         return replace(self, query=query, mask=mask).compute()
 
     def _by_key_head(self, query: Tensor, mask: Tensor | None) -> Tensor:
-        """Head outputs; heads that share their keys go in as more queries of one.
+        """Head outputs; heads that share a key are computed as more queries of one head.
 
-        Under a mask transformers would copy the keys for each of them, which costs more than all.
+        With a mask transformers would copy the keys for each head, which costs more than the rest.
         """
         n_heads, n_key_heads = query.shape[1], self.key.shape[1]
         if self.base != "sdpa" or n_heads == n_key_heads or mask is None or mask.shape[1] > 1:
@@ -121,14 +121,14 @@ class AttentionCall:
             yield slice(start, min(start + size, n_queries))
 
     def _mask_rows(self, index: Tensor) -> Tensor | None:
-        """The chosen queries' rows of the mask; where there is none, of the causal one."""
+        """The chosen queries' rows of the mask, or of the causal mask if there is none."""
         n_queries, n_keys = self.query.shape[2], self.key.shape[2]
         if self.mask is not None:
             return _take(self.mask[..., :n_keys].expand(len(index), -1, -1, -1), index)
         causal = self.options.get("is_causal")
         if not (getattr(self.module, "is_causal", True) if causal is None else causal):
             return None
-        # Behind a cache the first query here is not the first token.
+        # With a KV cache the first query here is not the first token.
         last = index + (n_keys - n_queries)
         return torch.arange(n_keys, device=index.device) <= last[:, None, :, None]
 
@@ -138,7 +138,7 @@ _listeners: dict[int, list[Listener]] = {}
 
 
 def uses_interface(module: nn.Module) -> bool:
-    """Whether the module looks its attention function up by name and has an eager one."""
+    """True if the module looks up its attention function by name and has an eager one."""
     return "get_interface" in own_forward(module).__code__.co_names and _eager(module) is not None
 
 
@@ -154,7 +154,7 @@ def own_eager(module: nn.Module) -> Callable[..., tuple[Tensor, Tensor]]:
 def listening(modules: Iterable[nn.Module], listener: Listener) -> Iterator[None]:
     """Let `listener` see every attention call of the modules.
 
-    It may return head outputs (batch, queries, heads, value size) to be used as they are.
+    It may return head outputs (batch, queries, heads, value size), which replace the module's.
     """
     modules = list(modules)
     configs: dict[int, Any] = {id(m.config): m.config for m in modules}
@@ -172,7 +172,7 @@ def n_listeners(module: nn.Module) -> int:
 
 
 def can_listen(module: nn.Module) -> bool:
-    """Whether the module's calls can be seen without changing what it computes."""
+    """True if the module's calls can be observed without changing what it computes."""
     return uses_interface(module) and _base(module.config) is not None
 
 
@@ -181,12 +181,12 @@ _routes: dict[int, tuple[Any, int]] = {}
 
 @contextmanager
 def _routed(config: Any) -> Iterator[None]:
-    """Have the config name our function; the last one to leave puts the old name back."""
+    """Put the name of our function into the config; the last user restores the old name."""
     base = _base(config)
     if base is None:
         raise UnsupportedModelError(
-            f"attention function {config._attn_implementation!r} is not one that llmprobe can "
-            "look into; load the model with sdpa or eager attention"
+            f"attn_implementation={config._attn_implementation!r} cannot be captured; load the "
+            'model with attn_implementation="sdpa" or "eager"'
         )
     before, n_users = _routes.get(id(config), (config._attn_implementation, 0))
     _routes[id(config)] = before, n_users + 1
@@ -203,7 +203,7 @@ def _routed(config: Any) -> Iterator[None]:
 
 def _base(config: Any) -> str | None:
     name: str = (config._attn_implementation or "eager").removeprefix(_PREFIX)
-    # Flash and flex kernels take masks that have no rows; sdpa computes the same.
+    # Masks of flash and flex kernels have no rows; sdpa computes the same.
     return "sdpa" if name.startswith(("flash", "flex")) else name if name in BASES else None
 
 
@@ -228,7 +228,7 @@ def _attention_function(base: str) -> Callable[..., tuple[Tensor, Tensor | None]
         if (name := call.per_query()) is not None:
             raise UnsupportedModelError(
                 f"{type(module).__name__} gives its attention function {name!r}, which cannot be "
-                "cut to single queries; capture whole outputs instead"
+                "sliced by query; capture whole outputs (positions=None) instead"
             )
         given = [listener(call) for listener in _listeners.get(id(module), ())]
         outputs = [output for output in given if output is not None]
@@ -245,7 +245,7 @@ for _name in BASES:
 
 
 def own_forward(module: nn.Module) -> Any:
-    """The forward of the module's class, without what was put around it."""
+    """The forward of the module's class, without wrappers."""
     return inspect.unwrap(type(module).forward)
 
 
@@ -253,7 +253,11 @@ def _eager(module: nn.Module) -> Callable[..., tuple[Tensor, Tensor]] | None:
     return own_forward(module).__globals__.get("eager_attention_forward")
 
 
+def at_positions(x: Tensor, index: Tensor) -> Tensor:
+    """x (batch, length, ...) at each prompt's own positions `index` (batch, positions)."""
+    return x[torch.arange(len(index), device=index.device)[:, None], index]
+
+
 def _take(x: Tensor, index: Tensor) -> Tensor:
-    """Rows of x (batch, heads, queries, ...) at each prompt's own index (batch, positions)."""
-    batch = torch.arange(len(index), device=index.device)[:, None]
-    return x[batch, :, index].transpose(1, 2)
+    """x (batch, heads, queries, ...) at each prompt's own queries `index` (batch, positions)."""
+    return at_positions(x.transpose(1, 2), index).transpose(1, 2)

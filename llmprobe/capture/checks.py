@@ -1,8 +1,8 @@
-"""A self-check: does the capture tell the truth about this model?
+"""A self-check: are captures of this model correct?
 
-`check_capture(model)` compares captures with the untouched model, with eager attention, with
-shorter prompts and with padded batches. A line that fails says by how much. Differences are
-relative: the largest one over the root mean square of what it is compared with.
+`check_capture(model)` compares captures with the model without hooks, with eager attention, with
+shorter prompts and with padded batches. A check that fails gives the difference. Differences are
+relative: the largest one divided by the root mean square of the expected values.
 """
 
 import inspect
@@ -18,31 +18,32 @@ from torch import Tensor, nn
 from llmprobe.base.machine import evaluating
 from llmprobe.base.seeds import torch_generator
 from llmprobe.capture.discovery import AttentionLayer, attention_layers, eager_weights, input_device
+from llmprobe.capture.loading import AnyModel, LoadedModel, as_loaded
 from llmprobe.capture.outputs import capture_attention
 from llmprobe.capture.rows import capture_rows
 from llmprobe.errors import UnsupportedModelError
 
 _TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4}
 _LONGEST = 2**16
-"""Eager attention has the square of it as weights."""
+"""Eager attention computes the square of it as weights."""
 _LOW_PRECISION_TOLERANCE = 0.1
-"""Half precision rounds at 2^-8 to 2^-11, and a few roundings meet in one output."""
+"""Half precision rounds at 2^-8 to 2^-11, and one output has several roundings."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the report."""
+    """One check of the report."""
 
     name: str
     passed: bool
     difference: float | None
-    """None where the line is a fact and not a comparison."""
+    """None if the check is a fact and not a comparison."""
     detail: str
 
 
 @dataclass(frozen=True)
 class CheckReport:
-    """All lines; `passed` if every one is."""
+    """All checks; `passed` if every one has passed."""
 
     checks: tuple[Check, ...]
 
@@ -52,13 +53,23 @@ class CheckReport:
 
 
 def check_capture(
-    model: nn.Module, *, tokenizer: Any = None, length: int = 64, seed: int = 0
+    model: AnyModel, *, tokenizer: Any = None, length: int = 64, seed: int = 0
 ) -> CheckReport:
-    """Check captures of a causal language model on random prompts of `length` tokens."""
+    """Check captures of a causal language model on random prompts of `length` tokens.
+
+    `model` is a name (hub id, folder, .gguf file, "builtin"), a module or a `LoadedModel`; a
+    `tokenizer` is used instead of the model's own.
+    """
     if not isinstance(length, int) or not 8 <= length <= _LONGEST:
         raise ValueError(f"length: got {length!r}, accepted: 8 or more, to {_LONGEST:,}")
-    with evaluating(model), torch.inference_mode():
-        return CheckReport(tuple(_checks(model, tokenizer, length, seed)))
+    loaded = as_loaded(model, tokenizer=tokenizer)
+    if loaded.learned_positions is not None and length > loaded.learned_positions:
+        raise ValueError(
+            f"length: got {length}, accepted: 8 to the {loaded.learned_positions} positions that "
+            f"{loaded.name} has learned"
+        )
+    with evaluating(loaded.model), torch.inference_mode():
+        return CheckReport(tuple(_checks(loaded, length, seed)))
 
 
 def _takes_mask(model: nn.Module) -> bool:
@@ -67,15 +78,18 @@ def _takes_mask(model: nn.Module) -> bool:
     return free or "attention_mask" in parameters
 
 
-def _checks(model: nn.Module, tokenizer: Any, length: int, seed: int) -> Iterator[Check]:
+def _checks(loaded: LoadedModel, length: int, seed: int) -> Iterator[Check]:
+    model: nn.Module = loaded.model
     layers = attention_layers(model)
     if any(layer.last_only for layer in layers):
         raise UnsupportedModelError(
-            f"{type(model).__name__} answers for the last token alone; the check compares them all"
+            f"{type(model).__name__} answers for the last token alone, but the check compares all "
+            "tokens; use capture_attention with positions=-1"
         )
     if not _takes_mask(model):
         raise UnsupportedModelError(
-            f"{type(model).__name__} takes no attention mask; the check pads prompts"
+            f"{type(model).__name__} takes no attention mask, but the check pads prompts; use a "
+            "model whose forward takes attention_mask"
         )
     yield Check("attention layers", True, None, _describe(layers))
     tokens = _tokens(model, (3, length), seed)
@@ -106,8 +120,8 @@ def _checks(model: nn.Module, tokenizer: Any, length: int, seed: int) -> Iterato
     few = [0, length // 2, -1]
     some = {layers[0].layer, layers[len(layers) // 2].layer, layers[-1].layer}
     stopped = {x.layer: outputs[x.layer][:, few] for x in layers}
-    for number in some:  # each is a forward of its own
-        with capture_attention(model, number, few, stop=True) as narrow:
+    for number in some:  # one forward per layer
+        with capture_attention(model, number, positions=few, stop=True) as narrow:
             model(**inputs)
         stopped[number] = narrow[number]
     wanted = {x.layer: outputs[x.layer][:, few] for x in layers}
@@ -126,8 +140,8 @@ def _checks(model: nn.Module, tokenizer: Any, length: int, seed: int) -> Iterato
         wanted = {x.layer: _last(outputs[x.layer], starts) for x in layers}
         yield compare(f"padding on the {side} changes nothing", captured, wanted, "worst layer")
 
-    if tokenizer is not None:
-        yield Check("beginning of sequence", True, None, _describe_bos(tokenizer))
+    if loaded.tokenizer is not None:
+        yield Check("beginning of sequence", True, None, _describe_bos(loaded))
 
 
 def _rows(
@@ -146,7 +160,7 @@ def _rows(
                 whole[number] = weights.transpose(1, 2)[:, few]
 
             module = model.get_submodule(layer.path)
-            stack.callback(module.register_forward_hook(hook).remove)
+            stack.enter_context(module.register_forward_hook(hook))
         model(**inputs)
     return {x.layer: rows[x.layer].weights for x in layers}, whole
 
@@ -165,7 +179,7 @@ def _pad(model: nn.Module, tokens: Tensor, side: str) -> tuple[dict[str, Any], l
         where = slice(length - n, None) if side == "left" else slice(n)
         padded[row, where], mask[row, where] = tokens[row, :n], 1
     inputs = {"input_ids": padded, "attention_mask": mask, "use_cache": False}
-    # Models with absolute positions count the padding unless they are told not to.
+    # Models with absolute positions count the padding unless given position_ids.
     if "position_ids" in inspect.signature(model.forward).parameters:
         inputs["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)
     return inputs, lengths
@@ -179,7 +193,7 @@ def _difference(got: Tensor, expected: Tensor) -> float:
     expected = expected.float()
     scale = expected.square().mean().sqrt().clamp(min=1e-30)
     worst = float((got.float() - expected).abs().max() / scale)
-    return worst if math.isfinite(worst) else math.inf  # NaN would pass for small
+    return worst if math.isfinite(worst) else math.inf  # NaN would compare as small
 
 
 def _tokens(model: nn.Module, shape: tuple[int, int], seed: int) -> Tensor:
@@ -199,8 +213,8 @@ def _describe(layers: tuple[AttentionLayer, ...]) -> str:
     return f"{counted}; {heads}; output of {one.hidden_size}"
 
 
-def _describe_bos(tokenizer: Any) -> str:
-    if tokenizer.bos_token_id is None:
+def _describe_bos(loaded: LoadedModel) -> str:
+    if loaded.bos_token_id is None:
         return "the tokenizer has none"
-    adds = tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id]
-    return f"{tokenizer.bos_token} is {'added' if adds else 'not added'} by the tokenizer"
+    adds = "added" if loaded.adds_bos else "not added"
+    return f"{loaded.tokenizer.bos_token} is {adds} by the tokenizer"

@@ -1,37 +1,43 @@
 """Which modules of a model are its attention, found without a table of architectures.
 
 First by what the model declares: transformers models name the class that yields `attentions`, and
-a model of one's own can do the same with a class attribute
+a custom model can do the same with a class attribute
 
     _can_record_outputs = {"attentions": MyAttention}
 
-Else by behavior: a few tokens are run, and a module that returns a square of weights over them,
-rows of mass at most one, is attention. The output projection is found by behavior too: it is the
-last child with a weight matrix that an attention module calls, and its input are the head outputs.
-A single head may need none and have an `nn.Identity` in that place.
+Otherwise by behavior: a few tokens are run, and a module that returns a square matrix of weights
+over them, with row sums of at most one, is attention. The output projection is found by behavior
+too: it is the last child with a weight matrix that an attention module calls, and its input is the
+head outputs. A module with a single head may have an `nn.Identity` in its place.
 """
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from operator import index
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
+from llmprobe.base.machine import evaluating
 from llmprobe.capture.calls import BASES, AttentionCall, can_listen, listening, uses_interface
+from llmprobe.capture.loading import AnyModel, module_of
 from llmprobe.errors import UnsupportedModelError
 
-LayerChoice = int | slice | Sequence[int] | None
+LayerChoice = int | str | slice | Sequence[int] | None
+"""None for all, a layer number, text such as "0,4,8..12", a slice, or several numbers."""
 
 _N_TOKENS = 7
-"""For the run by behavior; a number that is hardly a number of heads by chance."""
+"""Tokens of the run by behavior; a prime that is unlikely to be a number of heads."""
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
 _KV_HEADS = ("num_kv_heads", "num_key_value_heads", "n_kv_heads")
 _DIGITS = 5
-"""Of a layer's number, which a range counts up to before there is a model to ask."""
+"""Of a layer's number. A range is expanded before the model is known, so it must be short."""
+_ACCEPTED = 'accepted: "all", 0, -1, "0,4,8..12", a list of numbers, a slice'
+"""Ways to choose layers, for messages."""
 _TYPES = {
     "sliding_attention": "sliding",
     "chunked_attention": "sliding",
@@ -46,7 +52,7 @@ class AttentionLayer:
     layer: int
     """The model's own layer number."""
     path: str
-    """Of the module in the model, for `model.get_submodule`."""
+    """The module's path in the model, for `model.get_submodule`."""
     type: str
     """full, sliding (a window or a chunk) or linear."""
     n_heads: int
@@ -61,20 +67,23 @@ class AttentionLayer:
     """Path of the module whose output is the attention's: the module itself, or the projection
     where the module adds the residual stream before it returns (Bloom)."""
     interface: bool
-    """Whether the module finds its attention function by name, so that single rows can be had."""
+    """True if the module looks up its attention function by name, so that single rows can be
+    computed."""
     last_only: bool
-    """Whether the module answers for the last token alone: its output has one position."""
+    """True if the module returns the last token only: its output has one position."""
 
 
 _known: "WeakKeyDictionary[nn.Module, tuple[int, tuple[AttentionLayer, ...]]]" = WeakKeyDictionary()
 
 
-def attention_layers(model: nn.Module) -> tuple[AttentionLayer, ...]:
+def attention_layers(model: AnyModel) -> tuple[AttentionLayer, ...]:
     """The attention modules of a causal language model, in the order in which they run.
 
-    The first call runs seven tokens through the model, which hooks of yours will see as well; the
-    answer is kept until the model's structure changes.
+    `model` is a name (hub id, folder, .gguf file, "builtin"), a module or a `LoadedModel`. The
+    first call runs seven tokens through the model, and your own hooks fire on them too; the answer
+    is cached until the model's structure changes.
     """
+    model = module_of(model)
     structure = hash(tuple((name, type(module)) for name, module in model.named_modules()))
     if model not in _known or _known[model][0] != structure:
         _known[model] = structure, tuple(_discover(model))
@@ -84,21 +93,33 @@ def attention_layers(model: nn.Module) -> tuple[AttentionLayer, ...]:
 def choose_layers(
     layers: Sequence[AttentionLayer], choice: LayerChoice
 ) -> tuple[AttentionLayer, ...]:
-    """The chosen ones: all (None), by layer number, from the end (negative), or by a slice."""
+    """The chosen ones: all (None), by number (negative from the end), by text or by a slice."""
+    if isinstance(choice, str):
+        choice = parse_layers(choice)
     if choice is None:
         return tuple(layers)
     if isinstance(choice, slice):
         chosen = list(layers)[choice]
     else:
-        numbers = [choice] if isinstance(choice, int) else list(choice)
+        numbers = whole_numbers(choice)
+        if numbers is None:
+            raise ValueError(f"layers: got {choice!r}, {_ACCEPTED}")
         chosen = [_by_number(layers, number) for number in numbers]
     if not chosen:
         raise ValueError(f"layers: {choice!r} chooses none of {_numbers(layers)}")
     return tuple(layer for layer in layers if layer in chosen)
 
 
-def parse_layers(text: str) -> LayerChoice:
-    """Layers as people write them: `all`, `0`, `-1`, `0,4,8..12` (both ends included)."""
+def whole_numbers(given: Any) -> list[int] | None:
+    """One number or several as a list; None if anything else is among them."""
+    try:
+        return [index(item) for item in (given if isinstance(given, Iterable) else [given])]
+    except TypeError:
+        return None
+
+
+def parse_layers(text: str) -> list[int] | None:
+    """Layers as text: `all`, `0`, `-1`, `0,4,8..12` (both ends included)."""
     if text.strip() == "all":
         return None
     numbers: list[int] = []
@@ -116,7 +137,7 @@ def parse_layers(text: str) -> LayerChoice:
 
 
 def decoder_of(model: nn.Module) -> nn.Module:
-    """The part that runs the layers, whichever wrapper or head is around it."""
+    """The part that runs the layers, without wrappers or a language model head."""
     find = getattr(model, "get_decoder", None)
     decoder = find() if callable(find) else model
     return decoder if isinstance(decoder, nn.Module) else model
@@ -142,21 +163,21 @@ def _discover(model: nn.Module) -> Iterator[AttentionLayer]:
     config = getattr(model, "config", None)
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModelError(
-            f"{type(model).__name__} is an encoder-decoder; llmprobe probes causal language models"
+            f"{type(model).__name__} is an encoder-decoder; use a causal language model"
         )
     decoder = decoder_of(model)
     attention = _declared(decoder) or _behaving(model, decoder)
     if not attention:
         raise UnsupportedModelError(
-            f"{type(model).__name__} has no attention that could be found: none is declared, and "
-            "no module returns attention weights (an attention-free model, or a new kind); use "
-            "another model"
+            f"{type(model).__name__} has no attention that llmprobe can find: the model declares "
+            "none, and no module returns attention weights; use another model, or declare the "
+            "attention class in _can_record_outputs"
         )
     paths = {id(module): path for path, module in model.named_modules()}
     attention = [module for module in model.modules() if module in set(attention)]
     try:
         seen = _observe(model, attention, filter(can_listen, attention))
-    except UnsupportedModelError:  # sparse attention, which must not be listened to
+    except UnsupportedModelError:  # sparse attention: its calls cannot be observed
         seen = _observe(model, attention, ())
     numbers = [_layer_number(paths[id(module)], module) for module in attention]
     if len(set(numbers)) < len(numbers):
@@ -189,13 +210,11 @@ def _behaving(model: nn.Module, decoder: nn.Module) -> list[nn.Module]:
             if not inner & found.keys():
                 found[id(module)] = module
 
-    handles = [module.register_forward_hook(look) for module in decoder.modules()]
-    try:
-        with eager_weights(model):
-            _run(model, output_attentions=True)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as stack:
+        for module in decoder.modules():
+            stack.enter_context(module.register_forward_hook(look))
+        stack.enter_context(eager_weights(model))
+        _run(model, output_attentions=True)
     return list(found.values())
 
 
@@ -209,14 +228,17 @@ def _are_weights(item: Any) -> bool:
 
 @contextmanager
 def eager_weights(model: nn.Module, layers: Sequence[AttentionLayer] = ()) -> Iterator[None]:
-    """Have all modules compute their weights, as eager ones do; `layers` are those that matter."""
+    """Switch all modules to eager attention, which computes the weights.
+
+    Raises if one of `layers` has no weights.
+    """
     for layer in layers:
         module = model.get_submodule(layer.path)
         name = getattr(getattr(module, "config", None), "_attn_implementation", None)
         if layer.type == "linear" or (uses_interface(module) and name not in (*BASES, None)):
             raise UnsupportedModelError(
-                f"{layer.path} ({type(module).__name__}, {layer.type}, attention {name!r}) has no "
-                "attention weights to show"
+                f"{layer.path} ({type(module).__name__}, {layer.type} attention, "
+                f"attn_implementation={name!r}) computes no attention weights; choose other layers"
             )
     configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
     names = {key: getattr(c, "_attn_implementation", None) for key, c in configs.items()}
@@ -278,7 +300,7 @@ def _observe(
             note.adds_residual = not note.returns_projected and any(
                 given.shape == x.shape and _same(given + projected, x) for given in inputs
             )
-            # What is made of anything but the module's input may be the projection, changed after.
+            # Made from something other than the module's input: may be the changed projection.
             if not any(given is note.given for given in inputs):
                 return
         if note.passed_on is not None and not (note.returns_projected or note.adds_residual):
@@ -289,14 +311,14 @@ def _observe(
 
     with ExitStack() as stack:
         for module in attention:
-            # First in line: hooks of others may change what the module returned.
+            # First: other hooks may change what the module returned.
             handle = module.register_forward_hook(after, with_kwargs=True, prepend=True)
-            stack.callback(handle.remove)
+            stack.enter_context(handle)
             for child in module.children():
                 if _has_matrix(child) or not any(True for _ in child.parameters()):
                     hook = watch(seen[id(module)])
                     handle = child.register_forward_hook(hook, with_kwargs=True, prepend=True)
-                    stack.callback(handle.remove)
+                    stack.enter_context(handle)
         stack.enter_context(listening(listened, listen))
         _run(model)
     return seen
@@ -308,11 +330,13 @@ def _describe(
     path = paths[id(module)]
     what = f"{path} ({type(module).__name__})"
     if seen.projection is None or not (seen.returns_projected or seen.adds_residual):
-        raise UnsupportedModelError(f"{what} does not end in an output projection of its own")
+        raise UnsupportedModelError(
+            f"{what} does not end in an output projection, so its heads cannot be captured"
+        )
     if len(seen.calls) > 1:
         raise UnsupportedModelError(
-            f"{what} computes attention more than once in a forward: layers share it, or its heads "
-            "are made of several"
+            f"{what} computes attention more than once in a forward: several layers share it, or "
+            "it combines several attentions, so its heads cannot be captured"
         )
     if seen.calls:
         call = seen.calls[0]
@@ -324,7 +348,8 @@ def _describe(
         fits = n_heads > 0 and seen.projection_size % n_heads == 0
     if not fits:
         raise UnsupportedModelError(
-            f"{what} has {n_heads} heads, which do not fit its projection of {seen.projection_size}"
+            f"{what} has {n_heads} heads, but its projection takes {seen.projection_size} "
+            "features, so its heads cannot be captured"
         )
     return AttentionLayer(
         layer=number,
@@ -336,13 +361,13 @@ def _describe(
         hidden_size=seen.hidden_size,
         projection=paths[id(seen.projection)],
         output=paths[id(seen.projection)] if seen.adds_residual else path,
-        interface=bool(seen.calls) and not seen.last_only,  # it has one row, with nothing to spare
+        interface=bool(seen.calls) and not seen.last_only,  # one row only: nothing to skip
         last_only=seen.last_only,
     )
 
 
 def _layer_number(path: str, module: nn.Module) -> int:
-    """The number in the path, which shared modules keep apart; else what the module says."""
+    """The number in the path, which differs between layers; else what the module says."""
     in_path = next((int(part) for part in path.split(".") if part.isdecimal()), None)
     said = getattr(module, "layer_idx", getattr(module, "layer_id", 0))
     return in_path if in_path is not None else said or 0
@@ -382,12 +407,12 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 
 def first_tensor(output: Any) -> Tensor:
-    """The attention output of a module that returns it alone or at the head of a tuple."""
+    """The attention output of a module that returns it alone or first in a tuple."""
     return output[0] if isinstance(output, tuple | list) else output
 
 
 def input_device(model: nn.Module) -> torch.device:
-    """Where tokens go; weights that accelerate keeps elsewhere have a device to run on."""
+    """The device for tokens; with weights offloaded by accelerate, the one that they run on."""
     embedding = model.get_input_embeddings()
     device = next(embedding.parameters()).device
     if device.type == "meta":
@@ -396,13 +421,8 @@ def input_device(model: nn.Module) -> torch.device:
 
 
 def _run(model: nn.Module, **options: Any) -> None:
-    """A few tokens through the model, leaving no trace in its mode or the random state."""
+    """Run a few tokens; the model's mode and the random state are restored."""
     size = model.get_input_embeddings().num_embeddings
     tokens = torch.arange(1, _N_TOKENS + 1, device=input_device(model))[None] % size
-    modes = {module: module.training for module in model.modules()}
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            model.eval()(input_ids=tokens, use_cache=False, **options)
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
+    with evaluating(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        model(input_ids=tokens, use_cache=False, **options)

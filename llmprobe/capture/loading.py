@@ -3,13 +3,17 @@
     loaded = load_model("HuggingFaceTB/SmolLM2-135M@main")
     loaded.model, loaded.tokenizer, loaded.describe()
 
-A name is resolved once, to what `from_pretrained` takes and to the commit it stands for; from
-there on all kinds share one path. Weights are safetensors and no foreign code runs unless that was
-asked for. Whatever fails becomes a `ModelLoadError`: one line, what came and what to do next.
+A name is resolved once, to the arguments of `from_pretrained` and to a commit; after that all kinds
+of models share one path. By default only safetensors weights are read and no code from the model
+runs. Every failure becomes a `ModelLoadError`: one line with the cause and the next step.
+
+Public functions take a name, a module or a `LoadedModel`; `as_loaded` and `module_of` turn any of
+them into what the function needs.
 """
 
 import dataclasses
 import hashlib
+import inspect
 import json
 import logging
 import os
@@ -19,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import transformers
@@ -43,12 +47,12 @@ from llmprobe.capture.refusals import (
 )
 
 _NO_CONVERSION = "DISABLE_SAFETENSORS_CONVERSION"
-"""Else loading a pickle from the hub asks a bot, in a thread, to convert the repository."""
+"""If unset, loading a pickle from the hub asks a bot, in a thread, to convert the repository."""
 _BLOCK = 2**22
 _NOT_OF_A_MODEL = ("architectures", "dtype", "torch_dtype", "transformers_version")
-"""What a config says beside how its model computes; the number type is recorded by itself."""
+"""Config fields that do not change the computation; the number type is recorded separately."""
 _SPARE_ROWS = 8
-"""A table of positions may have a few rows more than positions: OPT and BART keep two."""
+"""A table of positions may have a few more rows than positions: OPT and BART have two."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -57,7 +61,7 @@ class LoadedModel:
 
     model: Any = field(repr=False)
     tokenizer: Any = field(repr=False)
-    """None where the folder has none: such a model can be probed with random tokens only."""
+    """None if the folder has none: such a model can only be probed with random tokens."""
     name: str
     """For display: the hub id, or the last part of a path."""
     revision: str | None
@@ -68,14 +72,14 @@ class LoadedModel:
     attention: str
     """Attention backend, such as sdpa."""
     context_length: int | None
-    """The length the model was made for, as its config says; None where it does not say."""
+    """The longest prompt the model was trained for, from its config; None if it does not say."""
     learned_positions: int | None
-    """The longest prompt that a learned table of positions can serve; None where there is none."""
+    """The most tokens a prompt can have, from a learned table of positions; None without one."""
     layer_types: tuple[str, ...] | None
     """By layer, in transformers' words (full_attention, sliding_attention); None if undeclared."""
     vocab_size: int
     bos_token_id: int | None
-    """The tokenizer's; without a tokenizer, the config's."""
+    """From the tokenizer; without a tokenizer, from the config."""
     adds_bos: bool
     """Whether the tokenizer begins every text with the BOS token."""
 
@@ -88,15 +92,13 @@ class LoadedModel:
         name: str | None = None,
         revision: str | None = None,
     ) -> "LoadedModel":
-        """The facts of a model that is there already; a module of one's own may have no config."""
+        """The facts of a model in memory; a custom module need not have a config."""
         config: Any = getattr(model, "config", None)
         config = config.get_text_config() if hasattr(config, "get_text_config") else config
         embedding = model.get_input_embeddings()
         weight = next(embedding.parameters())
         context_length = getattr(config, "max_position_embeddings", None)
         types = getattr(config, "layer_types", None)
-        bos = getattr(config if tokenizer is None else tokenizer, "bos_token_id", None)
-        adds_bos = tokenizer is not None and bos is not None and tokenizer("x").input_ids[0] == bos
         return cls(
             model=model,
             tokenizer=tokenizer,
@@ -108,33 +110,36 @@ class LoadedModel:
             context_length=context_length,
             learned_positions=_learned_positions(model, context_length),
             layer_types=None if types is None else tuple(types),
-            # Not the rows of the weight: an embedding of one's own may be no table.
+            # Not the rows of the weight: a custom embedding may be no table.
             vocab_size=getattr(config, "vocab_size", None) or embedding.num_embeddings,
-            bos_token_id=bos,
-            adds_bos=adds_bos,
+            **_bos_facts(tokenizer, config),
         )
 
     def describe(self) -> dict[str, Any]:
-        """The plain facts: everything but the model and the tokenizer."""
+        """The facts as plain values: everything except the model and the tokenizer."""
         names = [f.name for f in dataclasses.fields(self) if f.name not in ("model", "tokenizer")]
         return {name: getattr(self, name) for name in names}
 
 
+AnyModel: TypeAlias = str | os.PathLike[str] | nn.Module | LoadedModel
+"""What public functions take: a name, a module, or a loaded model."""
+
+
 def digest_model(model: nn.Module) -> str:
-    """Of the weights and of what the config says of them: another model has another digest."""
+    """A hash of the weights and of the config fields that change the computation."""
     config: Any = getattr(model, "config", None)
     facts = config.to_dict() if hasattr(config, "to_dict") else {}
     own = {k: v for k, v in facts.items() if k not in _NOT_OF_A_MODEL and not k.startswith("_")}
-    told = json.dumps(own, sort_keys=True, default=lambda x: type(x).__name__)
-    sha = hashlib.sha256(told.encode())
+    text = json.dumps(own, sort_keys=True, default=lambda x: type(x).__name__)
+    sha = hashlib.sha256(text.encode())
     for name, weight in model.named_parameters():
         sha.update(repr((name, tuple(weight.shape), _checksum(weight))).encode())
     return sha.hexdigest()
 
 
 def _checksum(weight: torch.Tensor) -> int:
-    """A sum of all bits, each word times its place: exact, and made where the weight is."""
-    if weight.device.type == "meta":  # it is on a disk, to be brought when it is needed
+    """An exact sum over all words, weighted by their place, computed on the weight's device."""
+    if weight.device.type == "meta":  # on disk, loaded by accelerate when it is needed
         return 0
     total = 0
     for part in weight.detach().reshape(-1).split(_BLOCK):
@@ -152,19 +157,25 @@ def load_model(
     dtype: str | torch.dtype = "auto",
     device: str | torch.device = "auto",
     device_map: str | Mapping[str, Any] | None = None,
-    attention: str | None = None,
+    attn_implementation: str | None = None,
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
 ) -> LoadedModel:
     """Load a causal language model from the hub, a folder, a `.gguf` file, or the `builtin` one.
 
-    A name is a path if it exists, begins with `.`, `/` or `~`, or ends in `.gguf`; a path never
-    reaches for the network. `id@revision` chooses a branch, tag or commit. `attention` is the
-    backend (sdpa, eager, ...), the model's own default if None. `device_map` is accelerate's and
-    stands instead of `device`.
+    `name`: a path if it exists, begins with `.`, `/` or `~`, or ends in `.gguf`; a path never uses
+    the network. Anything else is a hub id; `id@revision` chooses a branch, tag or commit.
+    `dtype`: "auto", a name such as "float32" or "bf16", or a torch dtype. "auto" is bfloat16 on a
+    GPU that supports it and float32 elsewhere, whatever type the weights are stored in.
+    `device`: "auto" (the accelerator if there is one, else the CPU), "cpu", "cuda:1", "mps".
+    `device_map`: accelerate's plan for several devices, used instead of `device`.
+    `attn_implementation`: the attention backend ("sdpa", "eager", ...); None for the model's
+    default.
+    `allow_pickle`: read `.bin` weights, which can run code.
+    `trust_remote_code`: run code that comes with the model.
     """
     if device_map is not None and device != "auto":
-        raise ValueError(f"device: got {str(device)!r} beside a device_map; give only one of them")
+        raise ValueError(f"device: got {str(device)!r} and a device_map; give only one of them")
     check_map(device_map)
     target = resolve_device(device)
     number_type = resolve_dtype(dtype, target)
@@ -193,16 +204,16 @@ def load_model(
             check_size(config, number_type, target, trust_remote_code)
         tokenizer = _load_tokenizer(place, config, options)
         if place.gguf is not None and hasattr(transformers, "GgufConfig"):
-            # Else some weights stay packed, with kernels and an attention fetched from the hub.
+            # Otherwise some weights stay packed, and kernels for them are fetched from the hub.
             options["quantization_config"] = transformers.GgufConfig(dequantize=True)
         model, report = AutoModelForCausalLM.from_pretrained(
             place.source,
             config=config,
             dtype=number_type,
             device_map={"": target} if device_map is None else device_map,
-            attn_implementation=attention,
+            attn_implementation=attn_implementation,
             use_safetensors=None if allow_pickle else True,
-            # What does not fit is reported, and refused below with its name.
+            # Weights of the wrong shape are reported, and refused below by name.
             ignore_mismatched_sizes=True,
             output_loading_info=True,
             **options,
@@ -212,8 +223,55 @@ def load_model(
     return LoadedModel.of(model, tokenizer=tokenizer, name=place.shown, revision=place.revision)
 
 
+def as_loaded(model: AnyModel, *, tokenizer: Any = None, **load_options: Any) -> LoadedModel:
+    """A name, a module or a `LoadedModel` as a `LoadedModel`.
+
+    `load_options` are the arguments of `load_model`. They are for a name only: with a model that is
+    already loaded, any value other than the default is refused. A `tokenizer` replaces the model's.
+    """
+    if isinstance(model, str | os.PathLike):
+        loaded = load_model(model, **load_options)
+    else:
+        _refuse_options(load_options)
+        if isinstance(model, nn.Module):
+            return LoadedModel.of(model, tokenizer=tokenizer)
+        if not isinstance(model, LoadedModel):
+            raise ValueError(
+                f"model: got {type(model).__name__}, accepted: a name (hub id, folder, .gguf file, "
+                '"builtin"), an nn.Module, or a LoadedModel'
+            )
+        loaded = model
+    if tokenizer is None:
+        return loaded
+    return dataclasses.replace(loaded, tokenizer=tokenizer, **_bos_facts(tokenizer, None))
+
+
+def module_of(model: AnyModel) -> nn.Module:
+    """The module itself; a name is loaded with the defaults of `load_model`."""
+    if isinstance(model, nn.Module):
+        return model
+    module: nn.Module = as_loaded(model).model
+    return module
+
+
+def _refuse_options(options: Mapping[str, Any]) -> None:
+    defaults = {p.name: p.default for p in inspect.signature(load_model).parameters.values()}
+    given = [name for name, value in options.items() if defaults.get(name, ...) != value]
+    if given:
+        raise ValueError(
+            f"{', '.join(given)}: the model is already loaded; give the model by name, or pass "
+            f"{'this' if len(given) == 1 else 'these'} to load_model"
+        )
+
+
+def _bos_facts(tokenizer: Any, config: Any) -> dict[str, Any]:
+    bos = getattr(config if tokenizer is None else tokenizer, "bos_token_id", None)
+    adds = tokenizer is not None and bos is not None and tokenizer("x")["input_ids"][:1] == [bos]
+    return {"bos_token_id": bos, "adds_bos": adds}
+
+
 def _locate(name: str | os.PathLike[str], revision: str | None) -> Place:
-    """Tell a path from a hub id, without looking into either."""
+    """Decide between a path and a hub id, without opening either."""
     given = os.fspath(name)
     if not given.strip():
         raise ValueError(f"model: got {given!r}, accepted: builtin, hub id, folder, .gguf file")
@@ -233,25 +291,25 @@ def _locate(name: str | os.PathLike[str], revision: str | None) -> Place:
     if repository == "builtin":
         raise ValueError(f"revision: got {in_name!r}, but 'builtin' is local; leave it out")
     if in_name and revision is not None and in_name != revision:
-        raise ValueError(f"revision: got {revision!r} beside {given!r}; give only one of them")
+        raise ValueError(f"revision: got {revision!r} and {given!r}; give only one of them")
     return Place(repository, repository, given, local=False, revision=in_name or revision)
 
 
 def _load_tokenizer(place: Place, config: Any, options: Mapping[str, Any]) -> Any:
-    """The tokenizer, or None where there is none; one that cannot be read is an error."""
+    """The tokenizer, or None if there is none; one that cannot be read is an error."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(place.source, config=config, **options)
-    except Exception as error:  # a stranger's files, as below
+    except Exception as error:  # files of unknown origin can make transformers raise anything
         if place.gguf or any(name.startswith(("tokenizer", "vocab")) for name in files_of(place)):
             raise RuntimeError(f"its tokenizer: {error}") from error
         return None
-    # Without files, transformers makes some up that know their special tokens and nothing else.
+    # Without files, transformers invents a tokenizer that knows only its special tokens.
     known = tokenizer.get_vocab().keys() - set(tokenizer.all_special_tokens)
     return tokenizer if known else None
 
 
 def _learned_positions(model: Any, positions: int | None) -> int | None:
-    """By an embedding outside the layers, not of tokens, with about a row for each position."""
+    """Found as an embedding outside the layers, not of tokens, with about one row per position."""
     if positions is None:
         return None
     decoder = model.get_decoder()
@@ -267,12 +325,12 @@ def _learned_positions(model: Any, positions: int | None) -> int | None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """No chatter while others load, bars on a terminal only; afterwards all is as it was."""
+    """Silence the libraries that load, bars on a terminal only; settings are restored after."""
     loggers = [logging.getLogger(name) for name in ("transformers", "huggingface_hub")]
     levels, conversion = [x.level for x in loggers], os.environ.pop(_NO_CONVERSION, None)
     set_hook: Callable[..., Any] = getattr(transformers.logging, "set_tqdm_hook", lambda _: None)
     hook = set_hook(lambda make, args, options: make(*args, **{**options, "disable": None}))
-    bar = gguf_loader.tqdm  # GGUF files have their own, which no switch reaches
+    bar = gguf_loader.tqdm  # GGUF files have their own bar, which no setting turns off
     try:
         for logger in loggers:
             logger.setLevel(logging.ERROR)

@@ -4,11 +4,11 @@
         model(**batch)
     captured[0]     # (batch, 1, hidden)
 
-1. `layers` and `positions` say what is wanted; a position counts from each prompt's own first or
-   last token, wherever the padding is.
+1. `layers` and `positions` choose what to capture; a position counts from each prompt's own first
+   or last token, wherever the padding is.
 2. `at="heads"` gives the heads' outputs before the output projection.
-3. `stop=True` ends the forward when all has been seen; the model's call then returns None. With
-   few positions only their queries are computed in the deepest layer.
+3. `stop=True` ends the forward after the deepest chosen layer; the model's call then returns None.
+   With few positions, the deepest layer computes only their queries.
 4. `into=function` receives (layer, tensor) in the hook, and nothing is kept.
 """
 
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from llmprobe.capture.calls import can_listen, listening
 from llmprobe.capture.discovery import AttentionLayer, LayerChoice, first_tensor
+from llmprobe.capture.loading import AnyModel
 from llmprobe.capture.session import Positions, Session, wrap_forward
 from llmprobe.capture.single_positions import FewPositions
 from llmprobe.errors import CaptureError
@@ -29,23 +30,30 @@ AT = ("output", "heads")
 
 
 def capture_attention(
-    model: nn.Module,
+    model: AnyModel,
     layers: LayerChoice = None,
+    *,
     positions: Positions = None,
     at: str = "output",
     stop: bool = False,
-    *,
     into: Callable[[int, Tensor], object] | None = None,
     device: torch.device | str | None = None,
 ) -> "AttentionCapture":
-    """A context manager that captures what the attention modules put out.
+    """A context manager that captures the outputs of attention modules.
 
-    `layers`: None for all, layer numbers (negative from the end), or a slice of them.
+    `model`: a module, a `LoadedModel`, or a name (hub id, folder, .gguf file, "builtin"). A name is
+    loaded with the defaults of `load_model`, and the capture keeps the module as `model`:
+
+        with capture_attention("builtin", "0,-1") as captured:
+            captured.model(tokens)
+
+    `layers`: None or "all", layer numbers (negative from the end), text such as "0,4,8..12", or a
+    slice.
     `positions`: None for all (padding included), a number or a list; negative from the end.
-    `at`: `output` for the module's output (batch, positions, hidden); `heads` for the heads before
+    `at`: "output" for the module's output (batch, positions, hidden); "heads" for the heads before
     the output projection (batch, positions, heads, head size).
-    `stop`: end each forward after the deepest wanted module; the call returns None.
-    `into`: called as into(layer, tensor) in the hook, in place of keeping anything.
+    `stop`: end each forward after the deepest chosen layer; the call returns None.
+    `into`: called as into(layer, tensor) in the hook; then nothing is kept.
     `device`: where to keep the tensors; None leaves them where they are.
 
     Several forwards append along the batch. Leaving the block checks that every hook has fired.
@@ -62,7 +70,7 @@ class AttentionCapture(Session[Tensor]):
 
     def __init__(
         self,
-        model: nn.Module,
+        model: AnyModel,
         *,
         layers: LayerChoice,
         positions: Positions,
@@ -76,7 +84,7 @@ class AttentionCapture(Session[Tensor]):
         self.device = device
         self._few: FewPositions | None = None
         self._narrow = False
-        """Whether the deepest layer computes the wanted positions alone in this forward."""
+        """True if the deepest layer computes only the chosen positions in this forward."""
 
     def attach(self, stack: ExitStack) -> None:
         for layer in self.layers:
@@ -93,14 +101,14 @@ class AttentionCapture(Session[Tensor]):
             self._attach_narrow(stack)
 
     def _attach_narrow(self, stack: ExitStack) -> None:
-        """In the deepest layer compute the wanted positions alone."""
+        """Make the deepest layer compute only the chosen positions."""
         module = self.module(self.deepest)
         self._few = few = FewPositions(module)
 
         def around(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             self._narrow = False
             given = few.arguments(*args, **kwargs)
-            # Anybody else who listens here is owed the whole output.
+            # Other hooks on this layer need the whole output.
             if given is not None and self.alone():
                 batch, length, _ = given["hidden_states"].shape
                 index = self.index(batch, length, given["hidden_states"].device)

@@ -1,11 +1,11 @@
-"""What keeps a model from being loaded: found before it is tried, and told in one line each.
+"""Why a model cannot be loaded: found before loading where possible, one line each.
 
     with explained(place, device):
         check_local(place)
         ...
 
-A `Refusal` inside, or whatever transformers raises over a stranger's files, becomes a
-`ModelLoadError` that says what came and what to do next.
+A `Refusal` inside, or anything that transformers raises over a model's files, becomes a
+`ModelLoadError` with the cause and the next step.
 """
 
 import json
@@ -32,7 +32,7 @@ _MOST_LAYERS, _MOST_CONFIG_BYTES = 10_000, 2**26
 
 
 class Refusal(Exception):
-    """Something to tell the user; the text goes behind the model's name."""
+    """The reason why a model is refused; the message puts the model's name before it."""
 
 
 class Place(NamedTuple):
@@ -63,11 +63,11 @@ def check_local(place: Place) -> None:
 
 
 def check_config(path: Path) -> None:
-    """Refuse a number of layers that no model has: each would be made, before anything is read."""
+    """Refuse a number of layers that no model has: all are created before weights are read."""
     if path.stat().st_size > _MOST_CONFIG_BYTES:
         raise Refusal(f"has a config.json of {path.stat().st_size:,} bytes, which is no model's")
-    told = json.loads(path.read_text(encoding="utf-8"))
-    for part in [told, *told.values()] if isinstance(told, dict) else []:
+    config = json.loads(path.read_text(encoding="utf-8"))
+    for part in [config, *config.values()] if isinstance(config, dict) else []:
         for name in _LAYERS if isinstance(part, dict) else ():
             if isinstance(part.get(name), int) and part[name] > _MOST_LAYERS:
                 raise Refusal(
@@ -78,9 +78,9 @@ def check_config(path: Path) -> None:
 def check_size(
     config: Any, dtype: torch.dtype, device: torch.device, trust_remote_code: bool
 ) -> None:
-    """Refuse what cannot fit before it is tried: a CPU's memory may end in a kill, not an error."""
+    """Refuse what cannot fit before loading it: out of memory on a CPU may kill the process."""
     if getattr(config, "quantization_config", None) is not None:
-        return  # weights are packed in ways of their own
+        return  # quantized weights have other sizes
     with init_empty_weights(include_buffers=True):
         empty = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
     need = sum(weight.numel() for weight in empty.parameters()) * dtype.itemsize
@@ -88,7 +88,7 @@ def check_size(
     if need > free:
         raise Refusal(
             f"needs {need / 2**30:,.1f} GiB for its weights, and {free / 2**30:,.1f} GiB are free "
-            f"on {device}; try dtype bfloat16 or device_map auto"
+            f'on {device}; try dtype="bfloat16" or device_map="auto"'
         )
 
 
@@ -99,7 +99,7 @@ def files_of(place: Place) -> list[str]:
 
 
 def _file_problem(files: Sequence[str], allow_pickle: bool) -> str | None:
-    """What a model's folder or repository lacks, by the names of its files."""
+    """What is missing from a model's folder or repository, by the names of its files."""
     gguf = [name for name in files if name.lower().endswith(".gguf")]
     pickle = any(name.startswith("pytorch_model") and name.endswith(".bin") for name in files)
     if not files:
@@ -113,12 +113,15 @@ def _file_problem(files: Sequence[str], allow_pickle: bool) -> str | None:
     if any(name.endswith(".safetensors") for name in files) or (pickle and allow_pickle):
         return None
     if pickle:
-        return "has no safetensors weights, only a pickle (.bin); if you trust it, use allow_pickle"
+        return (
+            "has no safetensors weights, only a pickle (.bin); if you trust it, use "
+            "allow_pickle=True"
+        )
     return "has a config.json but no weights; give a folder with .safetensors files"
 
 
 def check_causal(config: Any) -> None:
-    """By what transformers declares about the config's class, before any weights are fetched."""
+    """Refuse other kinds of models by the config's class, before any weights are fetched."""
     family = type(config)
     masked = family in transformers.MODEL_FOR_MASKED_LM_MAPPING
     foreign = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
@@ -136,7 +139,7 @@ def check_causal(config: Any) -> None:
 
 
 def check_complete(report: Mapping[str, Any]) -> None:
-    """transformers fills what a file lacks with random numbers, which nobody wants to probe."""
+    """Refuse missing weights, which transformers would fill with random numbers."""
     wrong = {*report["missing_keys"], *(key[0] for key in report["mismatched_keys"])}
     if wrong:
         raise Refusal(
@@ -149,7 +152,7 @@ def check_complete(report: Mapping[str, Any]) -> None:
 def explained(place: Place, device: torch.device) -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # a stranger's files can make transformers raise anything
+    except Exception as error:  # files of unknown origin can make transformers raise anything
         refusal = isinstance(error, Refusal)
         text = str(error) if refusal else _explain(error, place, device)
         given = place.given if place.given.isprintable() else repr(place.given)
@@ -158,22 +161,22 @@ def explained(place: Place, device: torch.device) -> Iterator[None]:
 
 
 def _explain(error: BaseException, place: Place, device: torch.device) -> str:
-    """What went wrong and the next step; the caller puts the name before it."""
+    """The cause and the next step; the caller puts the name before it."""
     page = f"{constants.ENDPOINT}/{place.source}"
     reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
     version = f"transformers {transformers.__version__}"
     unknown = f"cannot be loaded by {version} ({reason}); check its files, or try another version"
-    memory = f"does not fit into the memory of {device}; try dtype bfloat16 or device_map auto"
+    memory = f'does not fit in the memory of {device}; try dtype="bfloat16" or device_map="auto"'
     causes = [error]
     while causes[-1].__cause__ is not None:
         causes.append(causes[-1].__cause__)
     gated = f"is gated; accept its terms at {page}, then `hf auth login` or set HF_TOKEN"
-    # Looked for when it is wanted alone: with a wrong HF_HOME that is an error of its own.
+    # Only read the token when it is needed: with a wrong HF_HOME reading it fails.
     if any(isinstance(cause, hub.GatedRepoError) for cause in causes) and get_token() is not None:
         gated = f"is gated and your token has no access; ask for it at {page}"
     why = "HF_HUB_OFFLINE is set" if is_offline_mode() else "the hub cannot be reached"
     offline = f"is not all in the cache and {why}; run `hf download {place.source}` when online"
-    # The first that fits, so the narrower class comes before its base.
+    # The first match counts, so a subclass comes before its base class.
     known: list[tuple[type[BaseException], str]] = [
         (torch.OutOfMemoryError, memory),
         (MemoryError, memory),
@@ -181,9 +184,9 @@ def _explain(error: BaseException, place: Place, device: torch.device) -> str:
         (hub.RevisionNotFoundError, f"has no revision {place.revision!r}; see {page}/commits"),
         (
             hub.RepositoryNotFoundError,
-            "is no folder here, and not on the hub or private; check the name, or `hf auth login`",
+            "is no local folder, and not on the hub or private; check the name, or `hf auth login`",
         ),
-        (hub.HFValidationError, "is no folder here and cannot be a hub id; check the path"),
+        (hub.HFValidationError, "is no local folder and cannot be a hub id; check the path"),
         (hub.LocalEntryNotFoundError, offline),
         (ConnectionError, offline),
         (SafetensorError, f"has damaged or truncated weights ({reason}); get them again"),
@@ -197,9 +200,9 @@ def _explain(error: BaseException, place: Place, device: torch.device) -> str:
     if place.gguf is not None:
         return f"is damaged, or a GGUF that transformers cannot read ({reason}); try another file"
     if "trust_remote_code" in str(error):
-        return "brings code of its own; read it, and if you trust it, use trust_remote_code"
+        return "comes with its own code; read it, and if you trust it, use trust_remote_code=True"
     if not place.local and isinstance(error, OSError):
-        # transformers does not tell weights that are not there from those it could not fetch.
+        # transformers does not distinguish missing weights from weights it could not fetch.
         try:
             return _file_problem(files_of(place), place.allow_pickle) or unknown
         except OSError:

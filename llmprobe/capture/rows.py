@@ -1,13 +1,13 @@
-"""Where chosen queries look: rows of the attention weights, and what they say, in linear memory.
+"""Where chosen queries look: rows of the attention weights and their statistics, in linear memory.
 
     with capture_rows(model, positions=[15, -1]) as rows:
         model(**batch)
     rows[0].entropy     # (batch, 2, heads)
 
-A row has the weights of one query over all tokens. It need not sum to one (learned sinks take
-their share), so its mass is kept beside the statistics, which are of the row as it is. Modules
-that find their attention function by name compute the wanted rows alone; for the others the whole
-matrix is made, if the memory is there.
+A row has the weights of one query over all tokens. It need not sum to one (learned sinks take a
+share), so its mass is kept next to the statistics, and nothing is normalized. Modules that look up
+their attention function by name compute only the chosen rows; the others compute the whole matrix,
+if it fits in memory.
 """
 
 from collections.abc import Callable
@@ -21,13 +21,14 @@ from torch import Tensor, nn
 from llmprobe.base.machine import free_memory
 from llmprobe.capture.calls import AttentionCall, listening
 from llmprobe.capture.discovery import AttentionLayer, LayerChoice, eager_weights
+from llmprobe.capture.loading import AnyModel
 from llmprobe.capture.session import Positions, Session, tokens_of
 from llmprobe.errors import CaptureError, OutOfMemoryError
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Statistics of attention rows; all begin with the shape (batch, positions, heads)."""
+    """Statistics of attention rows; all shapes begin with (batch, positions, heads)."""
 
     entropy: Tensor
     """−Σ a ln a, in nats."""
@@ -40,9 +41,9 @@ class Rows:
     top: Tensor
     """The k largest weights, largest first: (..., k); zeros where there are fewer tokens."""
     top_positions: Tensor
-    """Where they are, counted from the prompt's first token; −1 where the weight is zero."""
+    """Their positions, counted from the prompt's first token; −1 where the weight is zero."""
     weights: Tensor | None
-    """The rows themselves (..., tokens), if asked for."""
+    """The rows themselves (..., tokens) with `weights=True`, else None."""
 
     @classmethod
     def of(cls, weights: Tensor, starts: Tensor, *, k: int, keep: bool) -> "Rows":
@@ -76,10 +77,10 @@ class Rows:
 
 
 def capture_rows(
-    model: nn.Module,
-    positions: Positions = -1,
+    model: AnyModel,
     layers: LayerChoice = None,
     *,
+    positions: Positions = -1,
     k: int = 16,
     weights: bool = False,
     stop: bool = False,
@@ -87,11 +88,14 @@ def capture_rows(
 ) -> "RowCapture":
     """A context manager that captures attention rows of chosen queries, for each head.
 
-    `positions`, `layers`, `stop` and `into` are as in `capture_attention`; `k` is how many of the
-    largest weights to keep; `weights=True` keeps the whole rows.
+    `model`, `layers`, `positions`, `stop` and `into` are as in `capture_attention`; `k` is how many
+    of the largest weights to keep; `weights=True` keeps the whole rows.
     """
     if positions is None:
-        raise ValueError("positions: rows of all queries are the whole matrix; name some positions")
+        raise ValueError(
+            "positions: got None, accepted: a number or a list of numbers (the rows of all "
+            "positions would be the whole matrix)"
+        )
     if k < 1:
         raise ValueError(f"k: got {k}, accepted: 1 or more")
     return RowCapture(
@@ -100,11 +104,11 @@ def capture_rows(
 
 
 class _MatrixDoesNotFit(CaptureError, OutOfMemoryError):
-    """A capture that failed, for a reason that has a name of its own."""
+    """A capture that failed because a matrix does not fit in memory."""
 
 
 class _MatricesDoNotFit(_MatrixDoesNotFit, MemoryError):
-    """The same of several prompts: as a `MemoryError` it has a sweep try again with fewer."""
+    """The same for several prompts: as a `MemoryError` it makes a sweep retry with fewer."""
 
 
 class RowCapture(Session[Rows]):
@@ -112,7 +116,7 @@ class RowCapture(Session[Rows]):
 
     def __init__(
         self,
-        model: nn.Module,
+        model: AnyModel,
         *,
         positions: Positions,
         layers: LayerChoice,
@@ -145,14 +149,14 @@ class RowCapture(Session[Rows]):
             self.own(stack, handle)
 
     def before_forward(self, given: dict[str, Any]) -> None:
-        """Whole matrices are only made where they fit."""
+        """Refuse whole matrices that do not fit in memory."""
         tokens = tokens_of(given)
         square = [layer for layer in self._whole if not layer.last_only]
         if not square or tokens is None:
             return
         batch, length = tokens.shape[:2]
         n_heads = max(layer.n_heads for layer in square)
-        need = 3 * 4 * batch * n_heads * length**2  # scores, weights, and one in passing
+        need = 3 * 4 * batch * n_heads * length**2  # scores, weights, and a temporary copy
         free = free_memory(tokens.device)
         if need > free:
             alone = batch == 1
@@ -167,14 +171,14 @@ class RowCapture(Session[Rows]):
     def _weights_hook(self, layer: AttentionLayer) -> Callable[[nn.Module, Any, Any], None]:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             length = output[0].shape[1]
-            # Of a single query some modules return (batch, heads, tokens).
+            # For a single query some modules return (batch, heads, tokens).
             given = [x for x in output[1:] if isinstance(x, Tensor)]
             given = [x[:, :, None] if layer.last_only and x.ndim == 3 else x for x in given]
             weights = next((x for x in given if _are_weights(x, length)), None)
             if weights is None:
                 raise CaptureError(
                     f"{layer.path} ({type(module).__name__}) returned no attention weights, or "
-                    "negative ones"
+                    "negative ones, so it has no rows to capture"
                 )
             rows = self.take(layer, weights.transpose(1, 2)).transpose(1, 2)
             starts = self.key_starts(len(weights), length, weights.shape[3], weights.device)

@@ -1,18 +1,17 @@
 """A session of hooks on a model's attention: attached on entering, removed on leaving.
 
-It owns its handles and touches nobody else's. It knows where each prompt of a padded batch begins
-and ends, ends a forward early without the caller seeing an exception, and on leaving makes sure
-that every hook has fired. It is a mapping from layer number to what was captured there; `capture`
-and `patterns` say what that is.
+It removes its own hooks and leaves all others alone. It knows where each prompt of a padded batch
+begins and ends, can end a forward early without the caller seeing an exception, and checks on
+leaving that every hook has fired. It is a mapping from layer number to what was captured there;
+`outputs` and `rows` define what that is.
 """
 
 import functools
 import inspect
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from operator import index
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
@@ -20,15 +19,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from llmprobe.base.machine import memory_kept
-from llmprobe.capture.calls import n_listeners
+from llmprobe.capture.calls import at_positions, n_listeners
 from llmprobe.capture.discovery import (
     AttentionLayer,
     LayerChoice,
     attention_layers,
     choose_layers,
     decoder_of,
+    whole_numbers,
 )
+from llmprobe.capture.loading import AnyModel, module_of
 from llmprobe.errors import CaptureError
 
 Positions = int | Sequence[int] | None
@@ -47,15 +47,15 @@ class Session(Mapping[int, T], Generic[T]):
 
     def __init__(
         self,
-        model: nn.Module,
+        model: AnyModel,
         *,
         layers: LayerChoice,
         positions: Positions,
         stop: bool,
         into: Callable[[int, T], object] | None,
     ) -> None:
-        self.model = model
-        self.layers = choose_layers(attention_layers(model), layers)
+        self.model = module_of(model)
+        self.layers = choose_layers(attention_layers(self.model), layers)
         self.deepest = self.layers[-1]
         self.positions = _checked(positions)
         self.stop = stop
@@ -64,7 +64,7 @@ class Session(Mapping[int, T], Generic[T]):
         self._complete = False
         self._stack = ExitStack()
         self._own_hooks: set[int] = set()
-        # Of the forward that is running:
+        # State of the current forward:
         self._now: dict[int, T | None] = {}
         self._mask: Tensor | None = None
         self._n_tokens = 0
@@ -77,12 +77,11 @@ class Session(Mapping[int, T], Generic[T]):
 
     @abstractmethod
     def join(self, layer: int, parts: list[T]) -> T:
-        """What several forwards gave, along the batch."""
+        """Join what several forwards gave, along the batch."""
 
     def __enter__(self) -> Self:
         self._complete = False
         with ExitStack() as stack:
-            stack.enter_context(memory_kept())
             decoder = decoder_of(self.model)
             self.own(stack, decoder.register_forward_pre_hook(self._before, with_kwargs=True))
             self.attach(stack)
@@ -105,18 +104,18 @@ class Session(Mapping[int, T], Generic[T]):
             silent = [layer.layer for layer in self.layers if layer.layer not in self._now]
             if not self._complete:
                 raise CaptureError(
-                    f"the attention of layer {', '.join(map(str, silent))} did not run: was the "
-                    "model called inside the block, and does it use these layers?"
+                    f"the attention of layer {', '.join(map(str, silent))} did not run; call the "
+                    "model inside the `with` block, and choose layers that it uses"
                 )
         return stopped
 
     def own(self, stack: ExitStack, handle: RemovableHandle) -> None:
-        """Remove the hook when the stack closes, and know it as our own till then."""
+        """Remove the hook when the stack closes, and count it as our own until then."""
         self._own_hooks.add(handle.id)
         stack.callback(handle.remove)
 
     def alone(self) -> bool:
-        """Whether nobody else listens to the deepest layer, and is owed what is in it."""
+        """True if no other hook needs the deepest layer's full output."""
         module = self.module(self.deepest)
         hooks: set[int] = set()
         for part in module.modules():
@@ -136,21 +135,21 @@ class Session(Mapping[int, T], Generic[T]):
         return self._index[device]
 
     def starts(self, batch: int, length: int, device: torch.device) -> Tensor:
-        """Where each prompt's first token is among this forward's: (batch,)."""
+        """Index of each prompt's first token in this forward: (batch,)."""
         if self._bounds is None:
             self._bounds = _bounds(self._mask, batch, length)
         return self._bounds[0].to(device)
 
     def key_starts(self, batch: int, n_queries: int, n_keys: int, device: torch.device) -> Tensor:
-        """Where each prompt's first token is among the keys, which a cache may hold more of."""
+        """Index of each prompt's first token among the keys; a KV cache may hold earlier ones."""
         if n_keys == n_queries:
             return self.starts(batch, n_queries, device)
         if self._mask is None:
             return torch.zeros(batch, dtype=torch.int64, device=device)
         if self._mask.shape[1] != n_keys:
             raise CaptureError(
-                f"the cache holds {n_keys} tokens and the mask {self._mask.shape[1]}: where "
-                "prompts begin cannot be told; use a cache that grows with the prompt"
+                f"the KV cache holds {n_keys} tokens but the attention mask {self._mask.shape[1]}, "
+                "so the prompts' first tokens are unknown; use a cache that grows with the prompt"
             )
         return _bounds(self._mask, batch, n_keys)[0].to(device)
 
@@ -161,24 +160,23 @@ class Session(Mapping[int, T], Generic[T]):
         if layer.last_only:
             self._check_last(layer, len(x))
             return torch.cat([x.detach()] * len(self.positions), dim=1)
-        index = self.index(x.shape[0], x.shape[1], x.device)
-        return x.detach()[torch.arange(len(index), device=x.device)[:, None], index]
+        return at_positions(x.detach(), self.index(x.shape[0], x.shape[1], x.device))
 
     def _check_last(self, layer: AttentionLayer, batch: int) -> None:
-        """Positions count the prompt's tokens, though the tensors of this layer hold but one."""
+        """Positions count the prompt's tokens, but this layer's tensors have only the last."""
         wanted = self.index(batch, self._n_tokens, torch.device("cpu"))
         if (wanted != self._n_tokens - 1).any():
             raise CaptureError(
                 f"the attention of layer {layer.layer} ({layer.path}) answers for the last token "
-                f"alone: of positions {list(self.positions or ())} only -1 can be had"
+                f"alone: of positions {list(self.positions or ())} only -1 can be captured"
             )
 
     def see(self, layer: AttentionLayer, what: T) -> None:
-        """Hand on or keep what a layer's hook has found, and stop where that was the last one."""
+        """Keep what a layer's hook found, or give it to `into`; stop after the last layer."""
         if layer.layer in self._now:
             raise CaptureError(
                 f"the attention of layer {layer.layer} ({layer.path}) runs more than once in one "
-                "forward; a module that layers share cannot be told apart"
+                "forward; a module that several layers share cannot be captured"
             )
         if self.into is not None:
             self.into(layer.layer, what)
@@ -189,14 +187,14 @@ class Session(Mapping[int, T], Generic[T]):
             raise _Stop(self)
 
     def _commit(self) -> None:
-        """Take what a forward gave, once it has given all: one that broke off leaves nothing."""
+        """Keep a forward's layers once all are there: a forward that failed leaves nothing."""
         self._complete = True
         for layer, what in self._now.items():
             if what is not None:
                 self._kept[layer].append(what)
 
     def _last_hook(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Stops behind the hooks of all others."""
+        """Stops after all other hooks have run."""
         if self.deepest.layer in self._now:
             raise _Stop(self)
 
@@ -207,7 +205,7 @@ class Session(Mapping[int, T], Generic[T]):
         parts = self._kept[number]
         if not parts:
             reason = "it went to `into`" if self.into is not None else "no forward has run yet"
-            raise CaptureError(f"nothing is kept of layer {number}: {reason}")
+            raise CaptureError(f"layer {number} has no captured tensors: {reason}")
         if len(parts) > 1:
             parts[:] = [self.join(number, parts)]
         return parts[0]
@@ -223,7 +221,8 @@ class Session(Mapping[int, T], Generic[T]):
         mask = given.get("attention_mask", given.get("kwargs", {}).get("attention_mask"))
         if self.positions is not None and mask is not None and not _is_flat(mask):
             raise CaptureError(
-                "positions need to know the padding: give the attention mask as (batch, tokens)"
+                f"positions: the padding is unknown, as the attention mask has shape "
+                f"{tuple(getattr(mask, 'shape', ()))}; give a mask of shape (batch, tokens)"
             )
         self._mask = mask if _is_flat(mask) else None
         tokens = tokens_of(given)
@@ -246,13 +245,13 @@ class Session(Mapping[int, T], Generic[T]):
         if beyond.any():
             prompt, column = beyond.nonzero()[0].tolist()
             raise CaptureError(
-                f"position {self.positions[column]} is beyond prompt {prompt}, which has "
-                f"{int(lengths[prompt])} tokens"
+                f"positions: position {self.positions[column]} is beyond prompt {prompt}, which "
+                f"has {int(lengths[prompt])} tokens"
             )
         return starts[:, None] + torch.where(wanted < 0, lengths[:, None] + wanted, wanted)
 
     def _catch_stops(self, stack: ExitStack) -> None:
-        """Wrap the forward of whatever a caller may call: the model and all around the layer."""
+        """Wrap the forward of everything a caller may call: the model and the layer's parents."""
         parts = self.deepest.path.split(".")
         around = [self.model.get_submodule(".".join(parts[:n])) for n in range(len(parts))]
         depth = Counter[str]()
@@ -277,7 +276,7 @@ def _catch(session: Session[Any], depth: Counter[str]) -> Callable[..., Any]:
 
 
 def wrap_forward(module: nn.Module, around: Callable[..., Any], stack: ExitStack) -> None:
-    """Put around(forward, *args, **kwargs) in place of a module's forward till the stack closes."""
+    """Replace a module's forward by around(forward, *args, **kwargs) until the stack closes."""
     forward: Callable[..., Any] = module.forward
     own = module.__dict__.get("forward")  # accelerate puts one there
 
@@ -295,19 +294,16 @@ def wrap_forward(module: nn.Module, around: Callable[..., Any], stack: ExitStack
 def _checked(positions: Positions) -> tuple[int, ...] | None:
     if positions is None:
         return None
-    try:
-        chosen = tuple(map(index, positions if isinstance(positions, Iterable) else [positions]))
-    except TypeError:
-        chosen = ()
+    chosen = whole_numbers(positions)
     if not chosen:
         raise ValueError(
             f"positions: got {positions!r}, accepted: None for all, a number, a list of numbers"
         )
-    return chosen
+    return tuple(chosen)
 
 
 def tokens_of(given: dict[str, Any]) -> Tensor | None:
-    """The tokens among a forward's arguments, or what stands for them: (batch, tokens, ...)."""
+    """The tokens or embeddings among a forward's arguments: (batch, tokens, ...)."""
     named = given.get("kwargs", {}) | given
     found = (named.get(name) for name in ("input_ids", "inputs_embeds"))
     return next((x for x in found if isinstance(x, Tensor) and x.ndim > 1), None)
@@ -318,7 +314,7 @@ def _is_flat(mask: Any) -> bool:
 
 
 def _bounds(mask: Tensor | None, batch: int, length: int) -> tuple[Tensor, Tensor]:
-    """First token and number of tokens of each prompt; the one place that waits for the device."""
+    """First token and number of tokens of each prompt; only this waits for the device."""
     if mask is None:
         return torch.zeros(batch, dtype=torch.int64), torch.full((batch,), length)
     # With a cache the mask also covers earlier tokens; these tensors hold the last ones.
@@ -326,5 +322,5 @@ def _bounds(mask: Tensor | None, batch: int, length: int) -> tuple[Tensor, Tenso
     starts, lengths = real.int().argmax(dim=1), real.sum(dim=1)
     ends = length - real.flip(1).int().argmax(dim=1)
     if not torch.equal(ends - starts, lengths):
-        raise CaptureError("the attention mask has holes; padding must be on one side of a prompt")
+        raise CaptureError("the attention mask has holes; pad prompts on the left or the right")
     return starts, lengths

@@ -1,15 +1,15 @@
-"""A few positions of an attention module, at the cost of the keys and values of the others.
+"""A few positions of an attention module, without computing the other positions' queries.
 
-What a module puts out at a few positions takes the keys and values of all positions, but the
-queries, their rotation and their projection of those few alone. So its own forward runs twice:
+The output at a few positions needs the keys and values of all positions, but the queries, their
+rotation and the output projection of those few only. So the module's own forward runs twice:
 
-1. over all positions up to its attention function, which shows the keys and values. The child that
-   makes the queries and nothing else, where there is one, makes a single head of one position.
-2. over the chosen positions, its attention function being given the keys and values of 1.
+1. Over all positions, up to its attention function, which receives the keys and values. If one
+   child computes the queries and nothing else, it computes only one head of one position.
+2. Over the chosen positions; its attention function uses the keys and values of step 1.
 
-Whatever a family does on the way (norms, rotations, gates) is therefore in it. Whether a module can
-be run so, and which child makes the queries, is found by trial on its first tokens: the answer must
-be the one that the whole module gives.
+Whatever a family does on the way (norms, rotations, gates) is therefore included. Whether a module
+can be run in this way, and which child computes the queries, is found by a trial on its first
+tokens: the result must equal that of the whole module.
 """
 
 import inspect
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from transformers import Cache
 
 from llmprobe.base.machine import is_out_of_memory
-from llmprobe.capture.calls import AttentionCall, Listener, own_forward
+from llmprobe.capture.calls import AttentionCall, Listener, at_positions, own_forward
 from llmprobe.capture.discovery import first_tensor
 
 _N_TRIED = 8
@@ -46,28 +46,28 @@ class _Way:
     """How a module can be run for a few positions."""
 
     queries: nn.Module | None = None
-    """The child that makes the queries and nothing else."""
+    """The child that computes the queries and nothing else."""
     size: int = 0
-    """Of one head of them."""
+    """Size of one head's query."""
 
 
 _known: "WeakKeyDictionary[nn.Module, _Way | None]" = WeakKeyDictionary()
 
 
 class FewPositions:
-    """Runs one attention module for chosen positions; `listen` must hear its attention calls."""
+    """Runs one attention module for chosen positions; `listen` must see its attention calls."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         self.trying = False
-        """Whether a trial is running, which hooks on the module's children must not count."""
+        """True during a trial, which hooks on the module's children must ignore."""
         self._answer: Listener | None = None
 
     def listen(self, call: AttentionCall) -> Tensor | None:
         return None if self._answer is None else self._answer(call)
 
     def arguments(self, *args: Any, **kwargs: Any) -> dict[str, Any] | None:
-        """A call's arguments by their names, if they can be cut to some positions."""
+        """A call's arguments by name, or None if they cannot be sliced by position."""
         signature = inspect.signature(own_forward(self.module))
         given = signature.bind(self.module, *args, **kwargs).arguments
         given.pop(next(iter(signature.parameters)))
@@ -87,8 +87,8 @@ class FewPositions:
         return given if fits and all(x.shape[1] == hidden.shape[1] for x in along) else None
 
     def suits(self, forward: Forward, arguments: dict[str, Any]) -> bool:
-        """Whether the module gives the same in this way, tried once for each module."""
-        if self.module.training:  # dropout would fall elsewhere
+        """True if the module gives the same result in this way; tried once per module."""
+        if self.module.training:  # dropout would hit other positions
             return False
         if self.module not in _known:
             self.trying = True
@@ -99,7 +99,7 @@ class FewPositions:
         return _known[self.module] is not None
 
     def run(self, forward: Forward, arguments: dict[str, Any], index: Tensor) -> Any:
-        """What the module returns for the positions `index` (batch, positions) alone."""
+        """What the module returns for the positions `index` (batch, positions) only."""
         way = _known[self.module]
         assert way is not None
         return self._run(forward, arguments, index, way)
@@ -137,7 +137,7 @@ class FewPositions:
                 whole = first_tensor(forward(**few))
             way = self._with_queries(forward, few)
             got = first_tensor(self._run(forward, few, some, way))
-        except Exception as error:  # a family that cannot be run so is run as a whole
+        except Exception as error:  # such a family is run as a whole
             if is_out_of_memory(error):
                 raise
             return None
@@ -148,13 +148,13 @@ class FewPositions:
         return way if same else None
 
     def _with_queries(self, forward: Forward, arguments: dict[str, Any]) -> _Way:
-        """Find the child without which keys and values stay as they are, to the bit."""
+        """Find the child that does not change keys and values, to the bit."""
         full = self._keys(forward, arguments, _Way())
         for child in self.module.children():
             way = _Way(child, full.query.shape[-1])
             try:
                 call = self._keys(forward, arguments, way)
-            except Exception:  # the child makes something else as well
+            except Exception:  # the child computes something else as well
                 continue
             one_head = call.query.shape[1] == 1 < full.query.shape[1]
             if one_head and torch.equal(call.key, full.key) and torch.equal(call.value, full.value):
@@ -172,7 +172,7 @@ class FewPositions:
 
 @contextmanager
 def _shortened(way: _Way, length: int) -> Iterator[None]:
-    """Have the child make one head of one position, which stands for all of them."""
+    """Make the child compute one head of one position, repeated for all positions."""
     if way.queries is None:
         yield
         return
@@ -183,27 +183,20 @@ def _shortened(way: _Way, length: int) -> Iterator[None]:
     def after(child: nn.Module, args: Any, output: Tensor) -> Tensor:
         return output[..., : way.size].expand(-1, length, -1)
 
-    handles = (
-        way.queries.register_forward_pre_hook(before),
-        way.queries.register_forward_hook(after),
-    )
-    try:
+    child = way.queries
+    with child.register_forward_pre_hook(before), child.register_forward_hook(after):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _at(arguments: dict[str, Any], index: Tensor) -> dict[str, Any]:
-    """The arguments of the positions `index` (batch, positions), without mask and cache."""
-    rows = torch.arange(len(index), device=index.device)[:, None]
+    """The arguments at the positions `index` (batch, positions), without mask and cache."""
 
     def take(value: Any) -> Any:
         if isinstance(value, tuple | list):
             return type(value)(take(item) for item in value)
         if not isinstance(value, Tensor):
             return value
-        return value.expand(len(index), *value.shape[1:])[rows, index]
+        return at_positions(value.expand(len(index), *value.shape[1:]), index)
 
     cut = {name: take(v) if name in _BY_POSITION else v for name, v in arguments.items()}
     whole = [name for name, v in cut.items() if name in _OF_ALL_KEYS or isinstance(v, Cache)]

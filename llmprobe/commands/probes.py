@@ -69,12 +69,7 @@ def check(
         allow_pickle=allow_pickle,
         trust_remote_code=trust_remote_code,
     )
-    if loaded.learned_positions is not None and length > loaded.learned_positions:
-        raise ValueError(
-            f"length: got {length}, accepted: 8 to the {loaded.learned_positions} positions that "
-            f"{loaded.name} has learned"
-        )
-    report = check_capture(loaded.model, tokenizer=loaded.tokenizer, length=length)
+    report = check_capture(loaded, length=length)
     if as_json:
         document = {
             "model": loaded.describe(),

@@ -23,7 +23,7 @@ from llmprobe.base.moments import Moments
 from llmprobe.base.progress import Progress
 from llmprobe.capture.calls import AttentionCall, listening
 from llmprobe.capture.discovery import AttentionLayer, LayerChoice
-from llmprobe.capture.loading import LoadedModel
+from llmprobe.capture.loading import AnyModel, LoadedModel
 from llmprobe.capture.outputs import capture_attention
 from llmprobe.capture.rows import Rows, capture_rows
 from llmprobe.errors import CaptureError
@@ -40,7 +40,7 @@ _OF_ROWS = ("entropy", "effective", "first", "mass")
 
 
 def probe_attention(
-    model: str | Path | nn.Module | LoadedModel = "builtin",
+    model: AnyModel = "builtin",
     lengths: str | int | Sequence[int] = DEFAULT_LENGTHS,
     *,
     layers: LayerChoice = 0,
@@ -217,10 +217,12 @@ def _observe(ready: Prepared, positions: list[int]) -> Iterator[Mapping[int, _Se
     seen: dict[int, _Seen] = {}
     with ExitStack() as stack:
         heads = stack.enter_context(
-            capture_attention(ready.model, numbers, positions, at="heads", stop=True)
+            capture_attention(ready.model, numbers, positions=positions, at="heads", stop=True)
         )
         stack.enter_context(listening(modules, listen))
-        rows = stack.enter_context(capture_rows(ready.model, positions, numbers, k=_N_TOP))
+        rows = stack.enter_context(
+            capture_rows(ready.model, numbers, positions=positions, k=_N_TOP)
+        )
         yield seen
     for number in numbers:
         seen[number] = _Seen(rows[number], heads[number], values.get(number))

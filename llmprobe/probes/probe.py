@@ -13,16 +13,15 @@ the same call resumes there. A folder with a result of fewer prompts gets the mi
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypedDict, Unpack
 
 import torch
-from torch import nn
 
 from llmprobe.base.machine import evaluating, memory_kept
 from llmprobe.base.progress import Progress, reporting
-from llmprobe.capture.loading import LoadedModel, load_model
+from llmprobe.capture.loading import AnyModel, LoadedModel, as_loaded
 from llmprobe.errors import CheckpointError, OutOfMemoryError
 from llmprobe.probes.joining import join_evidence
 from llmprobe.probes.request import Prepared, Request
@@ -96,7 +95,7 @@ class Probe(ABC):
 
 def start(
     kind: type[Probe],
-    model: str | Path | nn.Module | LoadedModel,
+    model: AnyModel,
     asked: Request,
     *,
     tokenizer: Any = None,
@@ -107,19 +106,8 @@ def start(
     """Check, load, prepare and plan; the folder is looked at before the model is loaded."""
     asked.check()
     folder = None if output is None else check_probe(output, overwrite=overwrite)
-    loaded = _loaded(model, tokenizer, load)
-    probe = kind(loaded, asked)
+    probe = kind(as_loaded(model, tokenizer=tokenizer, **load), asked)
     return _open(probe, folder, overwrite=overwrite)
-
-
-def _loaded(
-    model: str | Path | nn.Module | LoadedModel, tokenizer: Any, load: LoadOptions
-) -> LoadedModel:
-    if isinstance(model, str | Path):
-        return load_model(model, **load)
-    if isinstance(model, LoadedModel):
-        return model if tokenizer is None else replace(model, tokenizer=tokenizer)
-    return LoadedModel.of(model, tokenizer=tokenizer)
 
 
 @dataclass(frozen=True)

@@ -221,7 +221,9 @@ def _heads(
     numbers = [layer.layer for layer in layers]
 
     def observe(wanted: list[int]) -> Any:
-        return capture_attention(model, numbers, wanted, at="heads", stop=True, device="cpu")
+        return capture_attention(
+            model, numbers, positions=wanted, at="heads", stop=True, device="cpu"
+        )
 
     with torch.inference_mode():
         tokens = prompts.batch([0], length).to(input_device(model))

@@ -25,7 +25,7 @@ from llmprobe.base.intervals import fit_decay, typical_std
 from llmprobe.base.moments import Groups, Moments
 from llmprobe.base.progress import Progress
 from llmprobe.capture.discovery import AttentionLayer, LayerChoice, attention_layers
-from llmprobe.capture.loading import LoadedModel
+from llmprobe.capture.loading import AnyModel, LoadedModel
 from llmprobe.capture.outputs import AT, capture_attention
 from llmprobe.errors import CaptureError, OutOfMemoryError
 from llmprobe.probes.probe import LoadOptions, Probe, start
@@ -42,7 +42,7 @@ _KEPT_SERIES = 8
 
 
 def probe_variance(
-    model: str | Path | nn.Module | LoadedModel = "builtin",
+    model: AnyModel = "builtin",
     lengths: str | int | Sequence[int] = DEFAULT_LENGTHS,
     *,
     layers: LayerChoice = 0,
@@ -169,7 +169,9 @@ class VarianceProbe(Probe):
 
     def observe(self, positions: list[int]) -> Any:
         ready = self.ready
-        return capture_attention(ready.model, ready.numbers, positions, at=self.at, stop=True)
+        return capture_attention(
+            ready.model, ready.numbers, positions=positions, at=self.at, stop=True
+        )
 
     def take(
         self, tally: VarianceTally, prompts: list[int], parts: Sequence[Mapping[int, Tensor]]

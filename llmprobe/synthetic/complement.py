@@ -116,7 +116,7 @@ def solve_complement(vocab: int, r: float = 64.0) -> Decoder:
     return network.eval()
 
 
-def wrong_mass(r: float, s: ArrayLike, vocab: int) -> NDArray[np.float64]:
+def wrong_mass(r: float, s: ArrayLike, *, vocab: int) -> NDArray[np.float64]:
     """Probability on present tokens after s of them, for a balanced displacement r.
 
     >>> wrong_mass(64.0, [1, 2, 8, 15], vocab=16).round(6)

@@ -43,7 +43,7 @@ def run_plan(
     states = run_pieces(pieces, lambda piece: _run_piece(piece, plan, device, space, report))
     done = [_done(piece, state) for piece, state in zip(pieces, states, strict=True)]
     result = plan.join(in_order(done), device)
-    finish(space, (lambda: None) if space is None else partial(space.save, result))
+    finish(space, lambda space: space.save(result))
     return result
 
 

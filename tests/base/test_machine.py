@@ -41,9 +41,37 @@ def test_a_device_map_is_a_plan_or_a_device(monkeypatch):
         machine.resolve_device("cuda:2")
 
 
-def test_unknown_dtypes_are_refused_with_the_list():
-    with pytest.raises(ValueError, match="accepted: auto, float32, bfloat16"):
+def test_unknown_dtypes_are_refused_with_the_list_and_what_auto_is():
+    said = r"got 'int8', accepted: auto, float32, bfloat16.* bf16, .*auto is bfloat16 on a GPU"
+    with pytest.raises(ValueError, match=said):
         machine.resolve_dtype("int8", torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("short", "full"),
+    [
+        ("bf16", torch.bfloat16),
+        ("fp16", torch.float16),
+        ("half", torch.float16),
+        ("fp32", torch.float32),
+        ("float", torch.float32),
+        ("fp64", torch.float64),
+        ("double", torch.float64),
+    ],
+)
+def test_short_names_of_dtypes_are_the_long_ones(short, full):
+    assert machine.resolve_dtype(short, torch.device("cpu")) == full
+    assert short not in machine.DTYPES  # which has the names that results record
+    assert set(machine.ALIASES.values()) <= machine.DTYPES.keys()
+
+
+def test_evaluating_gives_every_module_its_own_mode_back():
+    model = torch.nn.Sequential(torch.nn.Dropout(), torch.nn.Dropout(), torch.nn.Dropout()).train()
+    model[1].eval()
+    with pytest.raises(RuntimeError, match="on purpose"), machine.evaluating(model):
+        assert not any(module.training for module in model.modules())
+        raise RuntimeError("on purpose")
+    assert [module.training for module in model.modules()] == [True, True, False, True]
 
 
 def test_the_environment_waits_for_no_other_process(monkeypatch):

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmprobe import Groups, Histogram, Moments, TopK
+from llmprobe import Groups, Moments
 from llmprobe.base.moments import Accumulator
 
 KINDS = Accumulator.__subclasses__()
@@ -18,10 +18,9 @@ def normals(n=4096, features=5, seed=0):
     return np.random.default_rng(seed).normal(size=(n, features))
 
 
-def feed(accumulator, data, batch, start=0):
+def feed(accumulator, data, batch):
     for at in range(0, len(data), batch):
-        part = data[at : at + batch]
-        accumulator.update(part, prompts=range(start + at, start + at + len(part)))
+        accumulator.update(data[at : at + batch])
     return accumulator
 
 
@@ -42,7 +41,7 @@ def test_any_batching_gives_the_same(kind, cuts, seed):
     parts = kind()
     edges = [0, *sorted(cuts), 60]
     for low, high in itertools.pairwise(edges):
-        parts.update(data[low:high], prompts=range(low, high))
+        parts.update(data[low:high])
     check_equal(whole, parts)
 
 
@@ -50,7 +49,7 @@ def test_any_batching_gives_the_same(kind, cuts, seed):
 def test_merge_is_union_in_any_order_and_grouping(kind):
     data = normals(90)
     data[::7, 2] = np.inf
-    a, b, c = (lambda i=i: feed(kind(), data[i : i + 30], 8, start=i) for i in (0, 30, 60))
+    a, b, c = (lambda i=i: feed(kind(), data[i : i + 30], 8) for i in (0, 30, 60))
     union = kind().update(data)
     check_equal(union, a().merge(b()).merge(c()))
     check_equal(union, c().merge(a()).merge(b()))
@@ -93,11 +92,9 @@ def test_nonfinite_values_are_counted_and_left_out(kind):
     # Feature by feature it equals having seen the finite values alone.
     for feature in range(5):
         column = data[:, feature]
-        keep = np.flatnonzero(np.isfinite(column))
-        clean = kind().update(column[keep], prompts=keep.tolist()).state()
+        clean = kind().update(column[np.isfinite(column)]).state()
         for name in kind._parts:
-            axis = 1 if kind is TopK else 0
-            got = np.take(dirty.state()[name], feature, axis=axis)
+            got = dirty.state()[name][feature]
             np.testing.assert_allclose(got, clean[name], rtol=1e-12, err_msg=name)
 
 
@@ -110,10 +107,6 @@ def test_a_feature_without_finite_values_is_said_to_be_so(kind):
     if kind is Moments:
         assert np.isnan(summary.mean[1])
         assert summary.count[1] == 0
-    if kind is Histogram:
-        assert summary.counts[1].sum() == 0
-    if kind is TopK:
-        assert (summary.prompts[:, 1] == -1).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -140,12 +133,10 @@ def test_input_that_cannot_be_is_refused(kind):
             kind().update(wrong)
     with pytest.raises(ValueError, match=r"shape \(3,\) after \(5,\)"):
         kind().update(normals()).update(normals(4, 3))
-    with pytest.raises(ValueError, match="2 prompt numbers for 4"):
-        kind().update(normals(4), prompts=[1, 2])
     with pytest.raises(ValueError, match="seen no prompt"):
         kind().summary()
     with pytest.raises(ValueError, match="must be alike"):
-        kind().merge(next(other for other in KINDS if other is not kind)())
+        kind().merge(Groups(kind))
     assert kind().update(normals()[:0]).n_prompts == 0
 
 
@@ -201,38 +192,6 @@ def test_one_prompt_has_a_mean_and_no_variance():
     assert np.isnan(summary.variance).all()
 
 
-def test_histogram_counts_equal_numpys_on_its_own_edges():
-    data = normals() * np.array([1e-6, 1, 50, 1e6, 0])
-    summary = feed(Histogram(bins=64), data, 100).summary()
-    for feature in range(5):
-        edges = summary.edges[feature]
-        counts, _ = np.histogram(data[:, feature], bins=edges)
-        assert counts.tolist() == summary.counts[feature].tolist()
-        widest = np.abs(data[:, feature]).max()
-        assert widest == 0 or edges[-1] / 2 <= widest < edges[-1]
-
-
-def test_histogram_and_topk_refuse_settings_that_cannot_be():
-    for bins in (0, 3, 100):
-        with pytest.raises(ValueError, match="power of two"):
-            Histogram(bins)
-    with pytest.raises(ValueError, match="1 or more"):
-        TopK(0)
-    with pytest.raises(ValueError, match="must be alike"):
-        TopK(3).merge(TopK(4))
-
-
-def test_topk_is_a_sort_and_prefers_the_earlier_prompt():
-    data = np.random.default_rng(0).integers(0, 5, size=(50, 3)).astype(float)
-    summary = feed(TopK(10), data, 8).summary()
-    for feature in range(3):
-        expected = sorted(range(50), key=lambda row: (-data[row, feature], row))[:10]
-        assert summary.prompts[:, feature].tolist() == expected
-        assert summary.values[:, feature].tolist() == [data[row, feature] for row in expected]
-    short = TopK(4).update(data[:2]).summary()
-    assert (short.values[2:] == -np.inf).all()
-
-
 def test_groups_total_and_leave_one_out():
     data = normals(40)
     labels = [row // 5 for row in range(40)]
@@ -249,11 +208,12 @@ def test_groups_total_and_leave_one_out():
         groups.update(data[:3], [0, 1])
 
 
-def test_groups_number_their_prompts_together():
-    values = np.array([[1.0], [5.0], [7.0], [9.0]])
-    groups = Groups(lambda: TopK(2)).update(values, torch.tensor([0, 1, 0, 1]))
+def test_a_group_takes_its_rows_wherever_they_stand_in_a_batch():
+    data = normals(4)
+    groups = Groups(Moments).update(data, torch.tensor([0, 1, 0, 1]))
     assert sorted(groups.parts) == [0, 1]
-    assert groups.total().summary().prompts[:, 0].tolist() == [3, 2]
+    check_equal(groups.parts[0], Moments().update(data[[0, 2]]), rtol=0)
+    check_equal(groups.without(0), Moments().update(data[[1, 3]]), rtol=0)
 
 
 def test_groups_merge_and_round_trip():

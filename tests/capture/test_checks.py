@@ -7,7 +7,7 @@ import torch
 from families import FAMILIES, tiny
 from torch import nn
 
-from llmprobe import UnsupportedModelError, check_capture
+from llmprobe import UnsupportedModelError, check_capture, load_model
 from llmprobe.synthetic.set_network import SetNetwork
 
 
@@ -85,9 +85,27 @@ def test_a_tokenizer_is_asked_for_its_beginning():
     assert "none" in report.checks[-1].detail
 
 
+def test_a_name_a_module_and_a_loaded_model_are_checked_alike():
+    loaded = load_model("builtin")
+    report = check_capture(loaded, length=8)
+    assert report.passed
+    assert report.checks[-1].detail == "<s> is added by the tokenizer"  # the model's own
+    assert check_capture("builtin", length=8) == report
+    assert check_capture(loaded.model, length=8).checks == report.checks[:-1]
+
+
 def test_too_short_a_check_is_refused():
     with pytest.raises(ValueError, match="length: got 4"):
         check_capture(nn.Identity(), length=4)
+
+
+def test_a_check_beyond_the_learned_positions_is_refused():
+    model = tiny("gpt2")
+    longest = model.config.max_position_embeddings
+    with pytest.raises(
+        ValueError, match=f"length: got {longest + 1}, accepted: 8 to the {longest}"
+    ):
+        check_capture(model, length=longest + 1)
 
 
 def test_attention_for_the_last_token_alone_is_refused():

@@ -8,7 +8,7 @@ from families import COMMON, FAMILIES, tiny
 from torch import nn
 from transformers import AutoModelForCausalLM, MambaConfig, T5Config, T5ForConditionalGeneration
 
-from llmprobe import UnsupportedModelError, attention_layers
+from llmprobe import UnsupportedModelError, attention_layers, load_model
 from llmprobe.capture.discovery import choose_layers
 
 HYBRIDS = {"lfm2": [1], "jamba": [1, 3], "qwen3_next": [1]}
@@ -111,6 +111,33 @@ def test_layers_are_chosen_by_number_from_the_end_and_by_slice():
             choose_layers(layers, none)
     with pytest.raises(ValueError, match="accepted: 0 to 1"):
         choose_layers(attention_layers(tiny("llama")), 7)
+
+
+def test_layers_are_chosen_by_the_text_of_the_command_line():
+    layers = attention_layers("builtin")  # 0 to 4
+    for text, expected in [
+        ("all", [0, 1, 2, 3, 4]),
+        ("0", [0]),
+        ("-1", [4]),
+        ("0,2..4", [0, 2, 3, 4]),
+        (" 3, 1 ", [1, 3]),
+    ]:
+        assert [x.layer for x in choose_layers(layers, text)] == expected
+    assert choose_layers(layers, torch.tensor([1, -1])) == (layers[1], layers[4])
+    for wrong in ("", "first", "1;2", "4..2", "0,,1", "9"):
+        with pytest.raises(ValueError, match=r"^layers: [^\n]*accepted: [^\n]*$"):
+            choose_layers(layers, wrong)
+    for wrong in (1.5, [0, "1"], [None], object()):
+        with pytest.raises(ValueError, match=r'^layers: got .*, accepted: "all", 0, -1'):
+            choose_layers(layers, wrong)
+
+
+def test_layers_are_found_by_name_in_a_module_and_in_a_loaded_model():
+    loaded = load_model("builtin")
+    layers = attention_layers(loaded.model)
+    assert len(layers) == 5
+    assert attention_layers(loaded) is layers  # remembered for the module
+    assert attention_layers("builtin") == layers
 
 
 class Attention(nn.Module):

@@ -14,7 +14,7 @@ from families import tiny
 from huggingface_hub import constants
 from saved_models import COMMIT, TOKENS, make, make_tokenizer, refusal
 
-from llmprobe.capture.loading import LoadedModel, digest_model, load_model
+from llmprobe.capture.loading import LoadedModel, as_loaded, digest_model, load_model, module_of
 from llmprobe.synthetic.set_network import SetNetwork
 from llmprobe.synthetic.tasks import VOCAB_SIZE
 
@@ -60,6 +60,44 @@ def test_what_exists_is_a_path_and_is_shown_by_its_name(llama, monkeypatch):
     assert load_model(".").name == "llama"
 
 
+def test_a_name_a_module_and_a_loaded_model_are_the_same_model(llama):
+    loaded = load_model(llama)
+    assert as_loaded(loaded) is loaded
+    assert as_loaded(loaded.model).model is loaded.model
+    assert module_of(loaded) is module_of(loaded.model) is loaded.model
+    for name in (llama, str(llama)):
+        assert as_loaded(name).describe() == loaded.describe()
+        assert torch.equal(module_of(name)(TOKENS).logits, loaded.model(TOKENS).logits)
+
+
+def test_a_name_takes_load_options_and_a_loaded_model_none_but_the_defaults(llama):
+    loaded = as_loaded(llama, dtype="bf16", device="cpu")
+    assert loaded.dtype == "bfloat16"
+    assert as_loaded(loaded, dtype="auto", device="auto", revision=None) is loaded
+    for given in (loaded, loaded.model):
+        with pytest.raises(ValueError, match=r"^dtype: the model is already loaded; [^\n]*$"):
+            as_loaded(given, dtype="bf16", device="auto")
+        with pytest.raises(ValueError, match=r"^dtype, device: the model is already loaded"):
+            as_loaded(given, dtype="bf16", device="cpu")
+
+
+def test_a_tokenizer_replaces_the_models_with_what_is_known_of_it(llama):
+    other = make_tokenizer(adds_bos=False)
+    loaded = load_model(llama)
+    assert loaded.adds_bos
+    for given in (loaded, loaded.model, llama):
+        replaced = as_loaded(given, tokenizer=other)
+        assert replaced.tokenizer is other
+        assert not replaced.adds_bos
+    assert loaded.tokenizer is not other
+
+
+@pytest.mark.parametrize("wrong", [None, 3, ["builtin"]])
+def test_what_is_no_model_is_refused_with_what_is_accepted(wrong):
+    with pytest.raises(ValueError, match=r"^model: got \w+, accepted: a name .*nn.Module[^\n]*$"):
+        module_of(wrong)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", torch.float16])
 def test_dtype_and_device_are_what_was_asked_for(llama, dtype):
     loaded = load_model(llama, dtype=dtype, device="cpu")
@@ -76,8 +114,8 @@ def test_accelerate_places_the_model_if_asked(llama):
 
 
 def test_the_attention_backend_can_be_chosen(llama):
-    assert load_model(llama, attention="eager").attention == "eager"
-    assert "nonsense" in refusal(llama, attention="nonsense")
+    assert load_model(llama, attn_implementation="eager").attention == "eager"
+    assert "nonsense" in refusal(llama, attn_implementation="nonsense")
 
 
 @pytest.mark.parametrize(("family", "limit"), [("gpt2", 24), ("opt", 24), ("llama", None)])
@@ -154,7 +192,7 @@ def test_loading_is_silent_and_leaves_the_settings_alone(llama, capfd, monkeypat
     logger = logging.getLogger("transformers")
     before = logger.level, logger.handlers[:], dict(os.environ)
     load_model(llama)
-    refusal(llama, attention="nonsense")
+    refusal(llama, attn_implementation="nonsense")
     assert capfd.readouterr() == ("", "")
     assert before == (logger.level, logger.handlers, dict(os.environ))
     assert transformers.logging.set_tqdm_hook(None) is None

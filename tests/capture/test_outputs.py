@@ -9,7 +9,15 @@ import torch
 from families import FAMILIES, batch, reference, tiny
 from torch import nn
 
-from llmprobe import CaptureError, UnsupportedModelError, attention_layers, capture_attention
+from llmprobe import (
+    CaptureError,
+    UnsupportedModelError,
+    attention_layers,
+    capture_attention,
+    capture_rows,
+    load_model,
+)
+from llmprobe.base import machine
 
 WANTED = [0, 5, -1]
 
@@ -293,6 +301,39 @@ def test_wrong_arguments_are_refused():
         _ = captured[1]
     assert torch.equal(captured[-1], captured[0])
     assert "(1, 4, 32)" in repr(captured)
+
+
+@pytest.mark.parametrize("capture", [capture_attention, capture_rows])
+def test_a_capture_takes_a_name_a_module_or_a_loaded_model(capture):
+    loaded, tokens = load_model("builtin"), torch.arange(12).reshape(2, 6)
+    with capture(loaded.model, [0, 4], positions=-1) as expected:
+        loaded.model(tokens)
+    with capture(loaded, "0,-1", positions=-1) as by_loaded:
+        loaded.model(tokens)
+    with capture("builtin", "0,-1", positions=-1) as by_name:
+        by_name.model(tokens)
+    assert isinstance(by_name.model, nn.Module)
+    assert by_loaded.model is loaded.model
+    for captured in (by_loaded, by_name):
+        assert list(captured) == [0, 4]
+        for layer in captured:
+            got, wanted = captured[layer], expected[layer]
+            if capture is capture_rows:
+                got, wanted = got.top, wanted.top
+            assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize("capture", [capture_attention, capture_rows])
+def test_a_capture_leaves_the_memory_allocator_alone(capture, monkeypatch):
+    asked = []
+    monkeypatch.setattr(machine, "_mallopt", lambda: lambda *given: asked.append(given))
+    model = tiny("llama")
+    with capture(model, positions=-1, stop=True):
+        model(**batch("llama", (6,)))
+    assert asked == []
+    with machine.memory_kept():  # what would have been seen
+        pass
+    assert asked
 
 
 def test_a_shared_module_that_runs_twice_is_refused():

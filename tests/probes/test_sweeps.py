@@ -40,7 +40,7 @@ def run_sweep(model, prompts, *, one_pass=True, batch_tokens=256, chunk=None):
     found, done = {}, []
 
     def observe(positions):
-        return capture_attention(model, None, positions, stop=True)
+        return capture_attention(model, positions=positions, stop=True)
 
     def consume(indices, lengths, parts):
         for layer in layers:

@@ -25,7 +25,7 @@ def test_the_construction_reaches_the_target_and_then_the_predicted_mass(vocab):
     scores = score(network, ComplementTask(vocab), lengths, 64)
     for name in ("kl", "illegal_mass", "illegal_top1"):
         np.testing.assert_allclose(scores[name][0, :2], 0, atol=1e-6)
-    predicted = wrong_mass(64.0, lengths, vocab)
+    predicted = wrong_mass(64.0, lengths, vocab=vocab)
     np.testing.assert_allclose(scores["illegal_mass"][0], predicted, atol=1e-6)
     np.testing.assert_allclose(scores["gap"][0], 64.0 / np.array(lengths), rtol=1e-6)
 
@@ -129,7 +129,7 @@ def test_the_mass_is_that_of_a_softmax():
         logits = np.zeros(v)
         logits[:s] = -r / s
         p = np.exp(logits) / np.exp(logits).sum()
-        assert wrong_mass(r, s, v) == pytest.approx(p[:s].sum())
+        assert wrong_mass(r, s, vocab=v) == pytest.approx(p[:s].sum())
 
 
 def test_averaged_weights_of_a_minimal_model_are_one():
