@@ -153,7 +153,6 @@ def attention(
 def _probe(command: str, **options: Any) -> None:
     """What `variance` and `attention` share: start, show the plan, run with a bar, print."""
     from llmprobe.base.processes import process
-    from llmprobe.capture.discovery import parse_layers
     from llmprobe.probes.probe import LoadOptions, start
 
     model, output = options.pop("model"), options.pop("output")
@@ -166,7 +165,6 @@ def _probe(command: str, **options: Any) -> None:
         check_place(target)
         check_drawing()
     process()  # joins the others, or says what is wrong with how they were started
-    options["layers"] = parse_layers(options["layers"])
     kind, request = _kinds()[command]
     asked = request(**options)
     run = start(kind, model, asked, output=None if dry_run else target, overwrite=overwrite, **load)

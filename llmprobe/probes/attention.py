@@ -17,7 +17,7 @@ from typing import Any, Unpack
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from llmprobe.base.moments import Moments
 from llmprobe.base.progress import Progress

@@ -20,6 +20,7 @@ from llmprobe.capture.discovery import (
     LayerChoice,
     attention_layers,
     choose_layers,
+    parse_layers,
 )
 from llmprobe.capture.loading import LoadedModel, digest_model
 from llmprobe.probes.prompts import Prompts, check_kind, make_prompts
@@ -54,6 +55,8 @@ class Request:
     def check(self) -> tuple[int, ...]:
         """Refuse what can be asked of no model, before one is loaded; gives the lengths."""
         wanted = parse_lengths(self.lengths)
+        if isinstance(self.layers, str):
+            parse_layers(self.layers)
         if self.dataset is not None:
             check_name(self.dataset)
         if self.text is not None and self.dataset is not None:

@@ -5,7 +5,6 @@ where the last one stopped.
 """
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
