@@ -21,7 +21,8 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from llmprobe.errors import ResultExistsError, ResultFormatError
+from llmprobe.base.locks import holder, in_use
+from llmprobe.errors import CheckpointError, ResultExistsError, ResultFormatError
 
 _NO_PATH = (errno.ENAMETOOLONG, errno.EACCES, errno.ELOOP)
 """Why nothing can be at a path, whatever one would put there."""
@@ -75,6 +76,8 @@ def write_folder(target: Path, write: Callable[[Path], None], *, overwrite: bool
     if target.is_symlink():
         raise ResultExistsError(f"{target} is a link; name the folder that it stands for")
     if target.exists():
+        if in_use(target):
+            raise CheckpointError(f"{target} is in use by another run ({holder(target)}); wait")
         if not overwrite:
             refuse_existing(target)
         if not is_result(target):
@@ -145,10 +148,14 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def sweep_partial(folder: Path) -> None:
-    """Remove what killed processes left half written: names that end in .PID.partial."""
+    """Remove what killed processes left half written.
+
+    Names that end in .PID.partial are ours, names that begin with .tmp those of safetensors. The
+    caller holds the folder, so nobody is writing the latter.
+    """
     for path in folder.iterdir():
         match = re.fullmatch(r"\..*?(\d+)\.partial", path.name)
-        if match and not _is_alive(int(match[1])):
+        if path.name.startswith(".tmp") or (match and not _is_alive(int(match[1]))):
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
             else:

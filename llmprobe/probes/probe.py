@@ -12,7 +12,7 @@ the same call resumes there. A folder with a result of fewer prompts gets the mi
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypedDict, Unpack
@@ -31,14 +31,14 @@ from llmprobe.results.base import Also, Result
 from llmprobe.runs.checkpoints import check_same
 from llmprobe.runs.folder import (
     EVIDENCE,
-    Workspace,
+    RunFolder,
     check_probe,
     is_finished,
     open_probe,
     probe_under_way,
     tidy_probe,
 )
-from llmprobe.runs.jobs import State, finish, kept, opened, run_pieces
+from llmprobe.runs.jobs import State, agree_on, finish, kept, opened, run_pieces
 
 
 class LoadOptions(TypedDict, total=False):
@@ -105,6 +105,8 @@ def start(
 ) -> "ProbeRun":
     """Check, load, prepare and plan; the folder is looked at before the model is loaded."""
     asked.check()
+    named = str(model) if isinstance(model, str | Path) else type(model).__name__
+    agree_on({"model": named, "output": output, "overwrite": overwrite, **vars(asked), **load})
     folder = None if output is None else check_probe(output, overwrite=overwrite)
     probe = kind(as_loaded(model, tokenizer=tokenizer, **load), asked)
     return _open(probe, folder, overwrite=overwrite)
@@ -121,10 +123,14 @@ class ProbeRun:
     """What the folder has of the first prompts."""
     facts: Mapping[str, Any] | None = None
     """What decides the numbers besides the provenance, where it is kept."""
-    space: Workspace | None = None
+    space: RunFolder | None = None
 
     def execute(self, progress: Progress = False) -> Any:
         """Run the pieces that are missing, join all, summarize; with a folder, save."""
+        with self.space or nullcontext():
+            return self._execute(progress)
+
+    def _execute(self, progress: Progress) -> Any:
         ready, pieces = self.probe.ready, self.plan.pieces()
         with reporting(progress) as report, evaluating(ready.model):
             if not self.plan.one_pass:
@@ -167,7 +173,7 @@ class _Work:
     """One piece after another: from the folder, or made and kept there."""
 
     def __init__(
-        self, probe: Probe, plan: SweepPlan, space: Workspace | None, report: Callable[..., object]
+        self, probe: Probe, plan: SweepPlan, space: RunFolder | None, report: Callable[..., object]
     ) -> None:
         self.probe, self.space, self.report = probe, space, report
         ready = probe.ready
@@ -175,10 +181,9 @@ class _Work:
         self.total, self.done = plan.n_tokens, 0
 
     def do(self, piece: Piece) -> State:
-        path = None if self.space is None else self.space.checkpoint(piece.name)
         done = self.done
         try:
-            state = kept(path, lambda: self._see(piece))
+            state = kept(self.space, piece.name, lambda: self._see(piece))
         except OutOfMemoryError as error:
             keeps = "" if self.space is None else f"; {self.space.folder} keeps what is done"
             raise OutOfMemoryError(f"{error}{keeps}") from error

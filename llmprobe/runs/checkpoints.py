@@ -1,6 +1,7 @@
 """Checkpoints: tensors and a few facts in one safetensors file, replaced in one step; and tensors
 that processes hand to each other in the same format."""
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -16,13 +17,16 @@ from llmprobe.base.files import sync
 from llmprobe.base.processes import process, process_device
 from llmprobe.errors import CheckpointError
 
+_NONE = "none"
+
 
 def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
     """Write beside and rename, so that whatever happens the old one or the new one is whole."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
     plain = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
     try:
-        save_file(plain, beside, metadata={"llmprobe": json.dumps(facts)})
+        told = json.dumps(facts)
+        save_file(plain, beside, metadata={"llmprobe": told, "sha256": _checksum(plain, told)})
         beside.chmod(path.parent.stat().st_mode & 0o666)  # for all whom the folder is for
         sync(beside)
         beside.replace(path)
@@ -39,14 +43,29 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """What `write_checkpoint` wrote."""
     try:
         with safe_open(path, framework="pt") as file:
-            facts = json.loads((file.metadata() or {})["llmprobe"])
+            metadata = file.metadata() or {}
+            facts = json.loads(metadata["llmprobe"])
             if not isinstance(facts, dict):
                 raise ValueError("it tells no facts")
-            return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        # Files of older versions have no checksum.
+        if metadata.get("sha256", _NONE) not in (_NONE, _checksum(tensors, metadata["llmprobe"])):
+            raise ValueError("its checksum is wrong")
+        return tensors, facts
     except (SafetensorError, OSError, KeyError, ValueError, RecursionError) as error:
         raise CheckpointError(
             f"{path} is no readable checkpoint ({error}); remove it to have its piece done again"
         ) from None
+
+
+def _checksum(tensors: Mapping[str, Tensor], facts: str) -> str:
+    """Of everything in a checkpoint."""
+    sha = hashlib.sha256(facts.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous()
+        sha.update(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode())
+        sha.update(tensor.reshape(-1).view(torch.uint8).numpy())
+    return sha.hexdigest()
 
 
 def gather_tensors(own: Mapping[str, Tensor]) -> dict[str, Tensor]:

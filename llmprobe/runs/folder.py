@@ -1,22 +1,24 @@
-"""The folder of a run under way: its configuration, and each finished piece of it.
+"""The folder of a run: its configuration, and each finished piece of it.
 
     run/configuration.json                       what was asked for
     run/checkpoints/PIECE.safetensors            a piece that is done, or how far a training is
     run/checkpoints/PIECE.measured.safetensors   the evaluation of a training
     run/result.json, arrays.npz, ...             the result; it is there once all is done
     run/evidence.safetensors                     what a probe's result was computed from
+    run/.lock, run/.holder                       there while a run writes into the folder
 
-The same call goes on where the last one stopped; another configuration is refused. A training keeps
-its checkpoints, which networks are loaded from. A probe leaves its result and its evidence, and
-older ones stay until the new ones are there.
+One run writes into a folder at a time. The same call resumes a run that was stopped; another
+configuration is refused. A training keeps its checkpoints, which networks are loaded from. A probe
+leaves its result and its evidence, and older ones stay until the new ones are there.
 """
 
+import hashlib
 import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from llmprobe.base.files import (
     as_path,
@@ -26,38 +28,42 @@ from llmprobe.base.files import (
     sweep_partial,
     sync,
 )
+from llmprobe.base.locks import HOLDER, LOCK, FolderLock
 from llmprobe.base.processes import process
 from llmprobe.errors import CheckpointError, ResultExistsError
 from llmprobe.results.base import Also, Result
+from llmprobe.results.opening import known_kinds
 from llmprobe.runs.checkpoints import check_same
 
 _FILE = "configuration.json"
 _CHECKPOINTS = "checkpoints"
 EVIDENCE = "evidence.safetensors"
-_KINDS = ("variance", "attention", "synthetic", "legality", "search")
-_FIGURES = (f"{kind}.{ending}" for kind in _KINDS for ending in ("png", "pdf"))
-_RESULT = ("result.json", "arrays.npz", *_FIGURES)
-"""What a result consists of, first what makes it one: half of it must not look whole."""
+_RESULT = ("result.json", "arrays.npz")
+"""What makes a result; the first goes first, so that half of it does not look whole."""
 
 
-class Workspace:
-    """A run's folder, opened for a configuration by `open_training` or `open_probe`."""
+class RunFolder:
+    """A run's folder and its files. `open_training` and `open_probe` open it for writing."""
 
     def __init__(self, folder: Path, configuration: Mapping[str, Any]) -> None:
         self.folder = folder
         self.checkpoints = folder / _CHECKPOINTS
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            _write(folder, configuration)
-            self.checkpoints.mkdir(exist_ok=True)
-            # One does it before the others begin: whether a writer on another machine is still
-            # alive cannot be asked.
-            for place in (folder, self.checkpoints) if process().is_main else ():
-                sweep_partial(place)
-        except OSError as error:
-            raise CheckpointError(
-                f"{folder} cannot be written ({error.strerror}); use another output folder"
-            ) from None
+        told = json.dumps(configuration, sort_keys=True)
+        self.identity = hashlib.sha256(told.encode()).hexdigest()[:16]
+        """Of the run: its pieces carry it, and those of another run are refused."""
+        self._lock: FolderLock | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let other runs write here."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
 
     @property
     def is_finished(self) -> bool:
@@ -66,9 +72,6 @@ class Workspace:
     def checkpoint(self, piece: str) -> Path:
         return self.checkpoints / f"{piece}.safetensors"
 
-    def measured(self, piece: str) -> Path:
-        return self.checkpoints / f"{piece}.measured.safetensors"
-
     def save(
         self,
         result: Result,
@@ -76,7 +79,7 @@ class Workspace:
         also: Also = lambda folder: None,
         before: Callable[[], object] = lambda: None,
     ) -> None:
-        """Put the result of all pieces beside them."""
+        """Put the result of all pieces next to them."""
         try:
             result.save_into(self.folder, also=also, before=before)
         except OSError as error:
@@ -90,8 +93,37 @@ class Workspace:
 
         `also` writes the evidence. The older ones stay until all is written, disk full or not.
         """
-        self.save(result, also=also, before=lambda: _remove(self.folder, *_RESULT))
+        self.save(result, also=also, before=lambda: _remove_result(self.folder))
         _remove(self.folder, _FILE, _CHECKPOINTS)
+
+    def _open(self, configuration: Mapping[str, Any], replace: Callable[[Path], object]) -> Self:
+        """Lock the folder, let `replace` make room in it, write down what is asked for.
+
+        The main process does it before the others begin, and holds the lock for all of them.
+        """
+        new = not self.folder.exists()
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if process().is_main:
+                self._lock = FolderLock(self.folder)
+                self._lock.acquire()
+            replace(self.folder)
+            _write(self.folder, configuration)
+            self.checkpoints.mkdir(exist_ok=True)
+            # Whether a writer on another machine is alive cannot be asked; but we hold the lock.
+            for place in (self.folder, self.checkpoints) if process().is_main else ():
+                sweep_partial(place)
+        except OSError as error:
+            self.close()
+            raise CheckpointError(
+                f"{self.folder} cannot be written ({error.strerror}); use another output folder"
+            ) from None
+        except BaseException:
+            self.close()
+            if new and not any(self.folder.iterdir()):
+                self.folder.rmdir()
+            raise
+        return self
 
 
 def is_finished(folder: Path) -> bool:
@@ -106,40 +138,47 @@ def probe_under_way(folder: Path) -> dict[str, Any] | None:
 
 def open_training(
     folder: Path, configuration: Mapping[str, Any], *, overwrite: bool = False
-) -> Workspace:
-    """The folder of a training; `overwrite` begins again."""
+) -> RunFolder:
+    """Open the folder of a training for writing; `overwrite` begins again."""
     folder = as_path("output", folder)
     wanted = {"format": "llmprobe training", **configuration}
-    there = _configuration(folder, "training")
-    if there is not None and overwrite:
-        # What others put there stays.
-        _remove(folder, *_RESULT, _CHECKPOINTS, _FILE)
-    elif there is not None:
-        check_same(folder, there, wanted)
-    elif folder.exists() and not _is_begun(folder):
+    if _configuration(folder, "training") is None and folder.exists() and not _is_begun(folder):
         raise ResultExistsError(f"{folder} is there and holds no training; use another folder")
-    return Workspace(folder, wanted)
+
+    def replace(folder: Path) -> None:
+        there = _configuration(folder, "training")
+        if there is not None and overwrite:
+            _remove_result(folder)
+            _remove(folder, _CHECKPOINTS, _FILE)  # what others put there stays
+        elif there is not None:
+            check_same(folder, there, wanted)
+
+    return RunFolder(folder, wanted)._open(wanted, replace)
 
 
 def open_probe(
     folder: Path, configuration: Mapping[str, Any], *, after: int = 0, overwrite: bool = False
-) -> Workspace:
-    """The folder of a probe, that `check_probe` let pass.
+) -> RunFolder:
+    """Open the folder of a probe, that `check_probe` let pass, for writing.
 
     `overwrite` takes the place of a result or of another run. Of the prompts before `after` the
     evidence is there.
     """
-    tidy_probe(folder)
     there = probe_under_way(folder)
     if there is not None and after and there.get("after"):
         after = there["after"]  # it was killed when all was done, but for tidying up
     wanted = {"format": "llmprobe probe", **configuration, "after": after}
     wanted = json.loads(json.dumps(wanted))
-    if there is not None and there != wanted:
-        if not overwrite:
-            check_same(folder, there, wanted)
-        _remove(folder, _CHECKPOINTS, _FILE)
-    return Workspace(folder, wanted)
+
+    def replace(folder: Path) -> None:
+        tidy_probe(folder)
+        there = probe_under_way(folder)
+        if there is not None and there != wanted:
+            if not overwrite:
+                check_same(folder, there, wanted)
+            _remove(folder, _CHECKPOINTS, _FILE)
+
+    return RunFolder(folder, wanted)._open(wanted, replace)
 
 
 def tidy_probe(folder: Path) -> None:
@@ -188,7 +227,8 @@ def _configuration(folder: Path, kind: str) -> dict[str, Any] | None:
 
 def _is_begun(folder: Path) -> bool:
     """Whether this is all that a run leaves which was killed at its very beginning."""
-    names = {path.name for path in folder.iterdir() if not path.name.startswith(f".{_FILE}.")}
+    ours = (f".{_FILE}.", LOCK, HOLDER)
+    names = {path.name for path in folder.iterdir() if not path.name.startswith(ours)}
     return names <= {_CHECKPOINTS} and not any(folder.glob(f"{_CHECKPOINTS}/*"))
 
 
@@ -199,6 +239,11 @@ def _write(folder: Path, configuration: Mapping[str, Any]) -> None:
     beside.write_text(json.dumps(configuration, indent=1) + "\n", encoding="utf-8")
     sync(beside)
     beside.replace(folder / _FILE)
+
+
+def _remove_result(folder: Path) -> None:
+    figures = (f"{kind}.{ending}" for kind in known_kinds() for ending in ("png", "pdf"))
+    _remove(folder, *_RESULT, *figures)
 
 
 def _remove(folder: Path, *patterns: str) -> None:

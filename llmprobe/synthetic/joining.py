@@ -16,7 +16,7 @@ import torch
 from llmprobe.results.base import Result
 from llmprobe.results.opening import load_result
 from llmprobe.runs.checkpoints import check_same
-from llmprobe.runs.folder import open_training, read_training
+from llmprobe.runs.folder import RunFolder, open_training, read_training
 from llmprobe.runs.jobs import write_state
 from llmprobe.synthetic.pieces import facts_of, finished_pieces, measured_name
 from llmprobe.synthetic.plan import Done, Numbers, Plan, in_order
@@ -50,14 +50,14 @@ def join(folders: Sequence[Path]) -> tuple[Result, Callable[[Path], None]]:
     where = {name: asked[0].get(name) for name in ("device", "torch")}
 
     def write(folder: Path) -> None:
-        space = open_training(folder, plan.configuration() | where)
-        for part in parts:
-            for path in part.networks:
-                shutil.copyfile(path, space.checkpoints / path.name)
-        for one in done:
-            for variant, numbers in one.measured.items():
-                path = space.measured(measured_name(variant, one.piece))
-                write_state(path, numbers, facts_of(plan))
+        with open_training(folder, plan.configuration() | where) as space:
+            for part in parts:
+                for path in part.networks:
+                    shutil.copyfile(path, space.checkpoints / path.name)
+            for one in done:
+                for variant, numbers in one.measured.items():
+                    name = measured_name(variant, one.piece)
+                    write_state(space, name, numbers, facts=facts_of(plan))
 
     return plan.join(done, device), write
 
@@ -68,7 +68,7 @@ def _settings(there: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read(folder: Path, there: Mapping[str, Any]) -> _Part:
     plan = plan_of(there)
-    space = open_training(folder, there)
+    space = RunFolder(folder, there)
     networks = [space.checkpoint(piece.name) for piece in plan.pieces()]
     return _Part(plan, finished_pieces(plan, space), networks)
 

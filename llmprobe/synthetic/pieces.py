@@ -18,8 +18,8 @@ from llmprobe.errors import CheckpointError, OutOfMemoryError
 from llmprobe.results.base import Result
 from llmprobe.results.opening import load_result
 from llmprobe.runs.checkpoints import read_checkpoint
-from llmprobe.runs.folder import Workspace, open_training
-from llmprobe.runs.jobs import APART, finish, kept, opened, read_state, run_pieces
+from llmprobe.runs.folder import RunFolder, open_training
+from llmprobe.runs.jobs import APART, agree_on, finish, kept, opened, read_state, run_pieces
 from llmprobe.synthetic.plan import Done, Numbers, Piece, Plan, in_order
 from llmprobe.synthetic.training import Trained, Training, train
 
@@ -28,16 +28,20 @@ def run_plan(
     plan: Plan, device: torch.device, *, output: Path | None, overwrite: bool, report: Report
 ) -> Result:
     """The plan's result. Pieces that the output folder has are not done again."""
-    space = None
-    if output is not None:
-        # What the bits of a training depend on besides its plan.
-        where = {"device": device.type, "torch": torch.__version__}
-        wanted = plan.configuration() | where
-        space = opened(
-            lambda: open_training(output, wanted, overwrite=overwrite and process().is_main)
-        )
+    # What the bits of a training depend on besides its plan.
+    where = {"device": device.type, "torch": torch.__version__}
+    wanted = plan.configuration() | where
+    agree_on({"output": output, "overwrite": overwrite, **wanted})
+    if output is None:
+        return _run(plan, device, None, report)
+    anew = overwrite and process().is_main
+    with opened(lambda: open_training(output, wanted, overwrite=anew)) as space:
         if space.is_finished:
             return load_result(space.folder)
+        return _run(plan, device, space, report)
+
+
+def _run(plan: Plan, device: torch.device, space: RunFolder | None, report: Report) -> Result:
     pieces = plan.pieces()
     states = run_pieces(pieces, lambda piece: _run_piece(piece, plan, device, space, report))
     done = [_done(piece, state) for piece, state in zip(pieces, states, strict=True)]
@@ -46,7 +50,7 @@ def run_plan(
     return result
 
 
-def finished_pieces(plan: Plan, space: Workspace) -> list[Done]:
+def finished_pieces(plan: Plan, space: RunFolder) -> list[Done]:
     """What a finished run gave, from its folder alone."""
     done = []
     for piece in plan.pieces():
@@ -55,15 +59,16 @@ def finished_pieces(plan: Plan, space: Workspace) -> list[Done]:
             raise CheckpointError(f"{space.folder} is not finished; run its command again")
         measured = {}
         for variant in piece.variants:
-            path = space.measured(measured_name(variant, piece))
-            measured[variant] = _checked(read_state(path, facts_of(plan)), plan, path)
+            name = measured_name(variant, piece)
+            numbers = read_state(space, name, facts=facts_of(plan))
+            measured[variant] = _checked(numbers, plan, space.checkpoint(name))
         done.append(Done(piece, measured, state["losses"].numpy(), state["diverged"].numpy()))
     return done
 
 
 def measured_name(variant: str, piece: Piece) -> str:
-    """The name of the evaluation of a variant of a piece."""
-    return f"{variant}.{piece.name}"
+    """The name under which the evaluation of a variant of a piece is kept."""
+    return f"{variant}.{piece.name}.measured"
 
 
 def facts_of(plan: Plan) -> dict[str, Any]:
@@ -84,7 +89,7 @@ def as_variant(training: Training, trained: Trained, variant: str) -> Any:
 
 
 def _run_piece(
-    piece: Piece, plan: Plan, device: torch.device, space: Workspace | None, report: Report
+    piece: Piece, plan: Plan, device: torch.device, space: RunFolder | None, report: Report
 ) -> dict[str, Any]:
     """Train a piece from its checkpoint, and measure its variants: what `_done` reads."""
 
@@ -120,11 +125,10 @@ def _measured(
     piece: Piece,
     trained: Trained,
     plan: Plan,
-    space: Workspace | None,
+    space: RunFolder | None,
     report: Report,
 ) -> Numbers:
     """The evaluation of one variant of a piece."""
-    what = measured_name(variant, piece)
 
     def measure() -> Numbers:
         network = as_variant(piece.training, trained, variant)
@@ -133,12 +137,13 @@ def _measured(
         def advance(n: int, note: str) -> None:
             nonlocal done
             done += n
-            report(f"measure {what}", done, total, note)
+            report(f"measure {variant}.{piece.name}", done, total, note)
 
         return plan.measure(network, advance)
 
-    path = None if space is None else space.measured(what)
-    return _checked(kept(path, measure, facts=facts_of(plan)), plan, path)
+    name = measured_name(variant, piece)
+    numbers = kept(space, name, measure, facts=facts_of(plan))
+    return _checked(numbers, plan, None if space is None else space.checkpoint(name))
 
 
 def _checked(numbers: Numbers, plan: Plan, path: Path | None) -> Numbers:

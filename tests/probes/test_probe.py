@@ -74,6 +74,7 @@ def test_processes_share_out_the_pieces_and_give_the_bits_of_one(
     probe, n_processes, tmp_path, monkeypatch
 ):
     alone = probe()
+    monkeypatch.setattr(jobs, "_all_texts", lambda own: [own] * n_processes)
     done = []
     for rank in range(n_processes):
         # Each goes as far as the others would be waited for.
@@ -95,11 +96,10 @@ def stop():
 
 def test_the_other_processes_find_what_the_first_has_begun_in_the_place_of_a_result(tmp_path):
     PROBES["variance"](output=tmp_path / "run")
-    spaces = [open_probe(tmp_path / "run", {"seed": 1}, overwrite=True) for _ in range(2)]
-    spaces[0].checkpoint("x").write_text("")
-    assert spaces[1].checkpoint("x").exists()
-    open_probe(tmp_path / "run", {"seed": 1}, overwrite=True)
-    assert spaces[1].checkpoint("x").exists()
+    for number in range(3):
+        with open_probe(tmp_path / "run", {"seed": 1}, overwrite=True) as space:
+            assert space.checkpoint("x").exists() == (number > 0)
+            space.checkpoint("x").write_text("")
 
 
 def test_another_configuration_is_refused_with_what_differs(tmp_path, monkeypatch):
@@ -190,7 +190,7 @@ def test_a_result_stays_where_the_longer_one_cannot_be_written(tmp_path, monkeyp
 def test_only_the_main_process_clears_up(tmp_path, monkeypatch):
     """Whether a process of another machine is alive cannot be asked here."""
     half = tmp_path / "run" / ".16-1024.0.safetensors.999999.partial"
-    open_probe(tmp_path / "run", {})
+    open_probe(tmp_path / "run", {}).close()
     half.touch()
     with monkeypatch.context() as patch:
         patch.setattr("llmprobe.runs.folder.process", lambda: Process(1, 1, 2))

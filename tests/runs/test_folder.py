@@ -12,16 +12,16 @@ ASKED = {"task": "argmax", "steps": 10, "variants": ("baseline",)}
 
 
 def test_the_same_configuration_opens_it_again(tmp_path):
-    first = open_training(tmp_path / "run", ASKED)
-    first.checkpoint("baseline.0-3").write_text("")
+    with open_training(tmp_path / "run", ASKED) as first:
+        first.checkpoint("baseline.0-3").write_text("")
     again = open_training(tmp_path / "run", dict(reversed(ASKED.items())))
     assert again.checkpoint("baseline.0-3").is_file()
     assert not again.is_finished
 
 
 def test_another_configuration_is_refused_or_begins_again_when_told(tmp_path):
-    first = open_training(tmp_path / "run", ASKED)
-    first.checkpoint("x").write_text("")
+    with open_training(tmp_path / "run", ASKED) as first:
+        first.checkpoint("x").write_text("")
     with pytest.raises(CheckpointError, match=r"steps 10 \(asked: 11\)"):
         open_training(tmp_path / "run", ASKED | {"steps": 11})
     fresh = open_training(tmp_path / "run", ASKED | {"steps": 11}, overwrite=True)
@@ -49,12 +49,14 @@ def test_beginning_again_spares_what_others_put_there(tmp_path):
 def test_a_run_killed_at_its_very_beginning_can_be_begun_again(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / ".configuration.json.999999999.partial").write_text("{")
-    open_training(tmp_path, ASKED)
+    open_training(tmp_path, ASKED).close()
     assert {path.name for path in tmp_path.iterdir()} == {"checkpoints", "configuration.json"}
 
 
 def test_what_the_killed_left_half_written_is_swept(tmp_path):
     space = open_training(tmp_path, ASKED)
+    space.close()
+    (space.checkpoints / ".tmpXyZ").write_bytes(b"half of a checkpoint")
     left = space.checkpoints / ".baseline.0-3.safetensors.999999999.partial"
     left.write_text("")
     (tmp_path / ".999999999.partial").mkdir()
@@ -111,3 +113,35 @@ def test_an_existing_result_is_refused_as_saving_refuses_it(variance_result, tmp
             again(folder)
         said.add(str(caught.value))
     assert len(said) == 1
+
+
+OPENERS = {"training": open_training, "probe": open_probe}
+
+
+@pytest.mark.parametrize("open_run", OPENERS.values(), ids=OPENERS)
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("change", [{}, {"steps": 11}])
+def test_a_second_run_is_refused_while_the_first_writes(tmp_path, open_run, overwrite, change):
+    with open_run(tmp_path / "run", ASKED) as first:
+        first.checkpoint("x").write_text("mine")
+        with pytest.raises(CheckpointError, match=r"is in use by another run \(process \d+ on "):
+            open_run(tmp_path / "run", ASKED | change, overwrite=overwrite)
+        assert first.checkpoint("x").read_text() == "mine"
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert names == {"checkpoints", "configuration.json"}
+    open_run(tmp_path / "run", ASKED | change, overwrite=True).close()
+
+
+def test_a_result_is_not_saved_over_a_run_under_way(variance_result, tmp_path):
+    with open_probe(tmp_path / "run", ASKED), pytest.raises(CheckpointError, match="in use"):
+        variance_result.save(tmp_path / "run", overwrite=True)
+
+
+def test_what_cannot_be_opened_leaves_no_folder(tmp_path, monkeypatch):
+    def fail(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("llmprobe.runs.folder._write", fail)
+    with pytest.raises(KeyboardInterrupt):
+        open_training(tmp_path / "run", ASKED)
+    assert not (tmp_path / "run").exists()
