@@ -172,11 +172,11 @@ for name, (lengths, samples, room) in cases.items():
     print(json.dumps([plans[0].memory, seen, error]))
 """
 ROOMS = {
-    "halved": ("64,2048", 34, 48),
+    "halved": ("64,1024", 8, 36),
     "cut": ("64,4096", 2, 24),
     "nothing fits": ("64,16384", 2, 24),
 }
-"""Lengths, prompts and MiB. Planned are batches of 3 x 2048 tokens, then of a single prompt."""
+"""Lengths, prompts and MiB. Planned are batches of 4 prompts, then of a single one."""
 
 
 @pytest.fixture(scope="module")
