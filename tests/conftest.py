@@ -10,9 +10,12 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # Some virtual machines announce AMX and kill a process that uses it, in bfloat16 products.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache as cached
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pytest
@@ -22,9 +25,14 @@ from samples import make_variance_result
 from saved_models import cache, kept, llama  # noqa: F401  # fixtures
 
 from llmprobe import cli
+from llmprobe.probes import sweeps
 from llmprobe.results.variance import VarianceResult
 
 torch.set_num_threads(1)  # the models are tiny: more threads only wait for each other
+
+
+# How fast this machine multiplies is measured by every probe, and does not change meanwhile.
+sweeps._matmul_rate = cached(sweeps._matmul_rate)
 
 
 @pytest.fixture(autouse=True)
@@ -60,5 +68,25 @@ def call(
         with pytest.raises(SystemExit) as caught:
             cli.main()
         return caught.value.code or 0, *capsys.readouterr()
+
+    return run_here
+
+
+@pytest.fixture
+def run_script(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """A script as `python SCRIPT ...` runs it, in this process: (exit code, stdout, stderr)."""
+
+    def run_here(script: Path, *arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", [str(script), *map(str, arguments)])
+        code: object = 0
+        try:
+            runpy.run_path(str(script), run_name="__main__")
+        except SystemExit as end:
+            code = end.code or 0
+        out, err = capsys.readouterr()
+        # The interpreter prints what is no number, and ends with 1.
+        return (code, out, err) if isinstance(code, int) else (1, out, f"{err}{code}\n")
 
     return run_here

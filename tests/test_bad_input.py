@@ -143,7 +143,7 @@ def test_what_the_cases_spoil_is_right_before(call, lay, right):
 def test_every_option_of_every_command_is_given_wrongly():
     assert RIGHT.keys() == TOGETHER.keys() == COMMANDS.keys()
     for command in COMMANDS:
-        for option, (kind, is_option) in options_of(command).items():
+        for option, (kind, is_option, _) in options_of(command).items():
             known = {option, f"{command} {option}"} & BAD_BY_NAME.keys()
             assert kind is bool or known, f"{command} {option}: what is bad by its meaning?"
             named = (

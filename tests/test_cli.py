@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from checkout import ROOT
@@ -10,34 +11,45 @@ from checkout import ROOT
 import llmprobe
 from llmprobe import cli
 
+MODULE = (sys.executable, "-m", "llmprobe")
+SCRIPT = (Path(sys.executable).parent / "llmprobe",)
 
-def run(*arguments):
+
+def run(program, *arguments):
     """As a shell would, in an interpreter of its own."""
-    command = [sys.executable, "-m", "llmprobe", *map(str, arguments)]
+    command = [*program, *arguments]
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
 
 
-def test_env_as_text_and_as_one_json_document(call):
-    done = run("env", "--json")
-    assert done.returncode == 0, done.stderr
+def test_the_module_gives_one_json_document():
+    done = run(MODULE, "env", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)["llmprobe"] == llmprobe.__version__
-    assert done.stderr == ""
+
+
+def test_the_installed_script_prints_its_version_and_ends_with_an_exit_code():
+    done = run(SCRIPT, "--version")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.strip() == f"llmprobe {llmprobe.__version__}"
+    assert run(SCRIPT, "nope").returncode == 2
+
+
+def test_env_as_text(call):
     assert f"llmprobe        {llmprobe.__version__}" in call("env")[1]
 
 
-def test_version_and_help():
-    assert run("--version").stdout.strip() == f"llmprobe {llmprobe.__version__}"
-    assert "env" in run("--help").stdout
-    assert "Example" in run("env", "--help").stdout
-    assert run().returncode == 2
+def test_version_and_help(call):
+    assert call("--version") == (0, f"llmprobe {llmprobe.__version__}\n", "")
+    assert "env" in call("--help")[1]
+    assert "Example" in call("env", "--help")[1]
+    assert call()[0] == 2
 
 
 @pytest.mark.parametrize("wrong", [["nope"], ["env", "--nope"], ["env", "extra"]])
-def test_wrong_usage_is_one_line_and_exit_code_2(wrong):
-    done = run(*wrong)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert len(done.stderr.splitlines()) == 1
+def test_wrong_usage_is_one_line_and_exit_code_2(call, wrong):
+    code, out, err = call(*wrong)
+    assert (code, out) == (2, "")
+    assert len(err.splitlines()) == 1
 
 
 @pytest.mark.slow

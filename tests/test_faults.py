@@ -3,20 +3,23 @@
 Whatever happens, what was done stays, and the result is the undisturbed one's, to the bit.
 """
 
+import json
 import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 
 import numpy as np
 import psutil
 import pytest
 from samples import check_same
 
-from llmprobe import load_result
+from llmprobe import load_result, probe_variance
 
 SWEEP = ("--layers", "all", "--lengths", "16..512", "--n-prompts", "35")
 COMMANDS = {
@@ -140,83 +143,114 @@ def test_a_worker_that_dies_ends_the_run_and_loses_nothing(name, undisturbed, tm
 
 
 LIMITED = """
-import resource, sys
+import json, resource, sys
 import psutil, torch
 from llmprobe import load_model, probe_variance
 from llmprobe.errors import LLMProbeError
+from llmprobe.probes import sweeps
 from llmprobe.probes.probe import start
 from llmprobe.probes.variance import VarianceProbe, VarianceRequest
 
-lengths, n_prompts, room, output = sys.argv[1:]
+cases, output = json.loads(sys.argv[1]), sys.argv[2]
 torch.set_num_threads(1)
 loaded = load_model("builtin")
 # Whatever is allocated once.
-probe_variance(loaded, "16", n_prompts=2).save(f"{output}-first")
-most = psutil.Process().memory_info().vms + int(room) * 2**20
-resource.setrlimit(resource.RLIMIT_AS, (most, most))
-options = {"layers": None, "query": "fixed", "n_prompts": int(n_prompts), "batch_tokens": 2**15}
-try:
-    run = start(VarianceProbe, loaded, VarianceRequest(lengths=lengths, **options), output=output)
-    print(run.plan.memory)
-    run.execute()
-except LLMProbeError as error:
-    print(error)
+probe_variance(loaded, "16", n_prompts=2).save(f"{output}/first")
+forward, seen = sweeps._forward, []
+sweeps._forward = lambda *args: seen.append([*args[1].shape, args[3]]) or forward(*args)
+for name, (lengths, n_prompts, room) in cases.items():
+    seen.clear()
+    error = ""
+    options = {"layers": [1], "query": "fixed", "n_prompts": n_prompts, "batch_tokens": 2**15}
+    asked = VarianceRequest(lengths=lengths, **options)
+    most = psutil.Process().memory_info().vms + room * 2**20
+    resource.setrlimit(resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
+    try:
+        run = start(VarianceProbe, loaded, asked, output=f"{output}/{name}")
+        run.execute()
+    except LLMProbeError as reason:
+        error = str(reason)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
+    print(json.dumps([run.plan.memory, seen, error]))
 """
+ROOMS = {
+    "halved": ("64,1024", 8, 36),
+    "cut": ("64,4096", 2, 24),
+    "nothing fits": ("64,16384", 2, 24),
+}
+"""Lengths, prompts and MiB. Planned are batches of 4 prompts, then of a single one."""
 
 
-@pytest.mark.parametrize(
-    ("lengths", "n_prompts", "room", "fits"),
-    [("64,2048", 34, 40, True), ("64,4096", 4, 40, True), ("64,16384", 4, 24, False)],
-    ids=["batches are halved", "prompts are cut into chunks", "nothing fits"],
-)
-def test_under_a_limit_of_memory_a_sweep_is_cut_smaller_or_ends_with_what_is_done(
-    lengths, n_prompts, room, fits, run_python, tmp_path
-):
-    done = run_python(LIMITED, lengths, n_prompts, room, tmp_path / "run")
+@pytest.fixture(scope="module")
+def limited(tmp_path_factory):
+    """Sweeps in a process that gets little memory: the plan, the forwards and the error of each."""
+    folder = tmp_path_factory.mktemp("limited")
+    command = [sys.executable, "-c", LIMITED, json.dumps(ROOMS), folder]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    planned, *said = done.stdout.splitlines()
-    assert int(planned) > room * 2**20
-    if fits:
-        assert said == []
-        free = run_python(LIMITED, lengths, n_prompts, 10_000, tmp_path / "free")
-        assert free.returncode == 0, free.stderr
-        mine, theirs = load_result(tmp_path / "run"), load_result(tmp_path / "free")
-        np.testing.assert_allclose(mine.std_median, theirs.std_median, rtol=1e-4)
+    found = dict(zip(ROOMS, map(json.loads, done.stdout.splitlines()), strict=True))
+    for name, (planned, _, _) in found.items():
+        assert planned > ROOMS[name][2] * 2**20
+    return folder, found
+
+
+@pytest.mark.parametrize("name", ["halved", "cut"])
+def test_under_a_limit_of_memory_a_sweep_is_cut_smaller_and_gives_the_same(name, limited):
+    folder, found = limited
+    lengths, n_prompts, _ = ROOMS[name]
+    _, forwards, error = found[name]
+    assert error == ""
+    longest = int(lengths.split(",")[1])
+    tried = [(n, chunk) for n, length, chunk in forwards if length == longest]
+    if name == "halved":
+        assert set(tried[-4:]) <= {(1, None), (2, None)}, tried
     else:
-        (line,) = said
-        assert "tokens does not fit the memory" in line
-        assert "--lengths" in line
-        assert "keeps what is done" in line
-        assert not (tmp_path / "run" / "result.json").exists()
-        assert any(tmp_path.glob("run/checkpoints/64-64.*"))
+        assert all(chunk for _, chunk in tried[-2:]), tried
+    free = probe_variance("builtin", lengths, n_prompts=n_prompts, layers=[1], query="fixed")
+    mine = load_result(folder / name)
+    np.testing.assert_allclose(mine.std_median, free.std_median, rtol=1e-4)
 
 
-FULL = """
-import resource, sys
-import matplotlib.pyplot, seaborn, torch, transformers
-from llmprobe.cli import main
+def test_under_a_limit_of_memory_where_nothing_fits_what_is_done_stays(limited):
+    folder, found = limited
+    run = folder / "nothing fits"
+    line = found["nothing fits"][2]
+    assert "tokens does not fit the memory" in line
+    assert "lengths" in line
+    assert "keeps what is done" in line
+    assert not (run / "result.json").exists()
+    assert any(run.glob("checkpoints/64-64.*"))
 
-size, *sys.argv[1:] = sys.argv[1:]
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(size), int(size)))  # as a full disk: writes fail
-main()
-"""
+
+@contextmanager
+def full_disk(size):
+    """No file gets longer than this: a write beyond it fails, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize(
     ("name", "size"), [("variance", 1_000), ("variance", 50_000), ("training", 20_000)]
 )
-def test_on_a_full_disk_there_is_one_line_and_nothing_looks_whole(name, size, run_python, tmp_path):
+def test_on_a_full_disk_there_is_one_line_and_nothing_looks_whole(name, size, call, tmp_path):
     run = tmp_path / "run"
     small = {
         "variance": ("variance", "builtin", "--lengths", "8..64", "--n-prompts", "16"),
         "training": ("train-synthetic", "--steps", "50", "--seeds", "4", "--lengths", "16"),
     }
-    done = run_python(FULL, size, *small[name], "--quiet", "--output", run)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert len(done.stderr.splitlines()) == 1, done.stderr
-    assert "cannot be written" in done.stderr
-    assert "same command again" in done.stderr
+    command = (*small[name], "--quiet", "--output", run)
+    with full_disk(size):
+        code, out, err = call(*command)
+    assert (code, out) == (1, "")
+    assert len(err.splitlines()) == 1, err
+    assert "cannot be written" in err
+    assert "run the same again" in err
     assert not (run / "result.json").exists()
     assert not list(run.rglob("*partial*"))
-    assert run_python(FULL, 2**30, *small[name], "--quiet", "--output", run).returncode == 0
+    assert call(*command)[0] == 0
     assert load_result(run).headline()

@@ -2,7 +2,6 @@
 
 import ast
 import importlib.util
-import os
 import re
 import shutil
 import subprocess
@@ -10,6 +9,7 @@ import sys
 
 import pytest
 from checkout import ROOT
+from huggingface_hub import constants
 
 import llmprobe
 from llmprobe import load_model, load_result
@@ -55,18 +55,21 @@ def test_a_recipe_has_its_figure_with_the_saved_result(recipe):
 
 
 @pytest.mark.parametrize("name", ["proposition_1", "set_complement_theory"])
-def test_a_figure_of_several_results_is_drawn_again_without_training(name, tmp_path):
+def test_a_figure_of_several_results_is_drawn_again_without_training(
+    name, run_script, monkeypatch, tmp_path
+):
     shutil.copytree(ROOT / "figures" / name, tmp_path / name)
-    command = [sys.executable, ROOT / "recipes" / f"{name}.py", "--redraw", "--output", tmp_path]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    monkeypatch.chdir(tmp_path)
+    command = (ROOT / "recipes" / f"{name}.py", "--redraw", "--output", tmp_path)
+    code, _, err = run_script(*command)
+    assert (code, err) == (0, "")
     made = {path.name for path in tmp_path.iterdir()}
     assert made == {name, f"{name}.png", f"{name}.pdf"}
     shutil.rmtree(tmp_path / name)
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert len(done.stderr.splitlines()) == 1
-    assert done.stderr.startswith(f"{name}: ")
+    code, _, err = run_script(*command)
+    assert code == 1
+    assert len(err.splitlines()) == 1
+    assert err.startswith(f"{name}: ")
 
 
 @pytest.mark.parametrize("name", ["figure_1_llm_variance", "head_decay_map"])
@@ -78,16 +81,16 @@ def test_a_figure_of_several_results_is_drawn_again_without_training(name, tmp_p
         (["--model", "builtin", "--text", "none.txt"], "'none.txt' does not exist"),
     ],
 )
-def test_what_a_recipe_cannot_load_ends_it_in_one_line(name, options, words, tmp_path):
-    command = [sys.executable, ROOT / "recipes" / f"{name}.py", *options]
-    offline = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
-    done = subprocess.run(
-        command, cwd=tmp_path, env=offline, capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stdout) == (1, "")
-    assert len(done.stderr.splitlines()) == 1
-    assert done.stderr.startswith(f"{name}: ")
-    assert words in done.stderr
+def test_what_a_recipe_cannot_load_ends_it_in_one_line(
+    name, options, words, run_script, monkeypatch, tmp_path
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    code, out, err = run_script(ROOT / "recipes" / f"{name}.py", *options)
+    assert (code, out) == (1, "")
+    assert len(err.splitlines()) == 1
+    assert err.startswith(f"{name}: ")
+    assert words in err
 
 
 @pytest.mark.slow
@@ -134,10 +137,9 @@ def test_the_builtin_model_can_be_trained_anew(tmp_path):
     assert load_model(tmp_path / "new").context_length == 256
 
 
-def test_training_the_builtin_model_asks_for_its_novels():
-    script = ROOT / "recipes" / "train_builtin_model.py"
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert done.stderr.splitlines() == [
+def test_training_the_builtin_model_asks_for_its_novels(run_script):
+    code, _, err = run_script(ROOT / "recipes" / "train_builtin_model.py")
+    assert code == 1
+    assert err.splitlines() == [
         "no novels: desk scale needs --texts FOLDER with .txt of Project Gutenberg"
     ]

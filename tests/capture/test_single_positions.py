@@ -12,6 +12,14 @@ from llmprobe.capture.calls import listening
 from llmprobe.capture.single_positions import FewPositions, _known
 
 SEPARATE = ("llama", "qwen2", "gemma2", "gemma3_text", "mistral", "phi", "gpt_oss")
+RUN_AS_A_WHOLE = (
+    *("bloom", "falcon", "mpt", "gptj", "codegen", "gpt_neo", "xglm", "llama4_text"),
+    "glm_moe_dsa",
+)
+"""Families whose attention gets tensors that cannot be cut to some positions."""
+WITH_ALL_QUERIES = ("gpt2", "gpt_neox", "gpt_bigcode", "opt", "phi3", "stablelm", "qwen3_next")
+"""Families that are cut, but where no child makes the queries alone: all of them are computed."""
+WITH_FEW_QUERIES = [f for f in FAMILIES if f not in (*RUN_AS_A_WHOLE, *WITH_ALL_QUERIES)]
 
 
 def deepest(model):
@@ -43,23 +51,41 @@ def test_queries_and_projection_are_of_the_wanted_positions_alone(family):
     assert rows_through(projection, model, inputs) == [2]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_no_child_is_taken_for_the_queries_that_makes_anything_else(family):
+def way_of(family):
+    """Whether the family was run for a few positions, and the child that makes its queries."""
     model, inputs = tiny(family), batch(family, (12, 12))
     with capture_attention(model, positions=-1, stop=True) as captured:
         model(**inputs, use_cache=False)
+    assert captured[-1].isfinite().all()
     way = _known.get(deepest(model))
-    if way is None or way.queries is None:
-        return
+    assert captured._narrow == (way is not None)
+    return captured._narrow, way and way.queries
+
+
+@pytest.mark.parametrize("family", RUN_AS_A_WHOLE)
+def test_a_family_that_cannot_be_cut_runs_as_a_whole(family):
+    assert way_of(family) == (False, None)
+
+
+@pytest.mark.parametrize("family", WITH_ALL_QUERIES)
+def test_a_family_without_a_child_for_queries_is_cut_all_the_same(family):
+    assert way_of(family) == (True, None)
+
+
+@pytest.mark.parametrize("family", WITH_FEW_QUERIES)
+def test_no_child_is_taken_for_the_queries_that_makes_anything_else(family):
+    narrow, queries = way_of(family)
+    assert narrow
+    assert queries is not None
+    model, inputs = tiny(family), batch(family, (12, 12))
     # Whatever the child makes, keys and values do not feel it.
     seen = []
-    handle = way.queries.register_forward_hook(lambda m, args, output: output * 0)
+    handle = queries.register_forward_hook(lambda m, args, output: output * 0)
     with listening([deepest(model)], lambda call: seen.append((call.key, call.value))):
         model(**inputs, use_cache=False)
         handle.remove()
         model(**inputs, use_cache=False)
     assert all(torch.equal(a, b) for a, b in zip(*seen, strict=True))
-    assert captured[-1].isfinite().all()
 
 
 def test_a_module_that_cannot_be_cut_runs_as_a_whole():

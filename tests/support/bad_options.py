@@ -308,8 +308,8 @@ COMMANDS = {
 }
 
 
-def options_of(command: str) -> dict[str, tuple[type, bool]]:
-    """The names of a command's options and arguments, each with its type and whether it is one."""
+def options_of(command: str) -> dict[str, tuple[type, bool, object]]:
+    """A command's options and arguments by name: type, whether it is an option, its declaration."""
     found = {}
     for name, parameter in inspect.signature(COMMANDS[command]).parameters.items():
         kind, about = get_args(parameter.annotation)
@@ -321,7 +321,7 @@ def options_of(command: str) -> dict[str, tuple[type, bool]]:
         # Beside Annotated, what typer takes for a default is the first name.
         declared = [about.default, *(about.param_decls or ())]
         names = [text for text in declared if isinstance(text, str)] or [name.replace("_", "-")]
-        found[names[0].removeprefix("--")] = kind, is_option
+        found[names[0].removeprefix("--")] = kind, is_option, about
     return found
 
 
@@ -341,10 +341,15 @@ def told(value: str) -> str:
 
 
 def bad_options() -> Iterator[tuple[str, Case]]:
-    """All of them, by names that say what is wrong."""
+    """All of them, by names that say what is wrong.
+
+    An option that several commands share (one declaration, one meaning) is given
+    all its bad values in the first of them. In the others one value shows that it is the same.
+    """
+    given = set()
     for command in COMMANDS:
         arguments, options = RIGHT[command]
-        for option, (kind, is_option) in options_of(command).items():
+        for option, (kind, is_option, about) in options_of(command).items():
             if kind is bool:
                 wrong = (command, *arguments, *options, f"--{option}=3")
                 yield f"{command} --{option}=3", Case(wrong, "does not take a value")
@@ -353,7 +358,12 @@ def bad_options() -> Iterator[tuple[str, Case]]:
                 wrong = filled(command, option, None, is_option)
                 yield f"{command} --{option} alone", Case(wrong, "requires an argument")
             meant = BAD_BY_NAME.get(f"{command} {option}", BAD_BY_NAME.get(option, {}))
-            for value, words in (BAD_BY_TYPE[kind] | meant).items():
+            bad = BAD_BY_TYPE[kind] | meant
+            shared = id(about), *meant
+            if shared in given:
+                bad = dict([*bad.items()][-1:])
+            given.add(shared)
+            for value, words in bad.items():
                 wrong = filled(command, option, value, is_option)
                 came = "" if value in meant else told(value)
                 yield f"{command} {option} {ascii(value)[:40]}", Case(wrong, words, came=came)
