@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+import threading
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -99,3 +100,34 @@ def check_drawing() -> None:
     except ValueError as error:
         wanted = os.environ.get("MPLBACKEND")
         raise ValueError(f"MPLBACKEND: got {wanted!r}; unset it, or use Agg ({error})") from None
+
+
+_PATIENCE = 10.0
+"""Seconds before a process that waits for others says so."""
+
+
+def join_processes() -> bool:
+    """Join the other processes that were launched; whether this is the main one.
+
+    A process whose companions never come would wait for days without a word.
+    """
+    from llmprobe.base.processes import process, world_size
+
+    def say() -> None:
+        place = f"{os.environ.get('MASTER_ADDR', 'localhost')}:{os.environ.get('MASTER_PORT', '')}"
+        typer.echo(
+            f"rank {os.environ.get('RANK', '?')} waits at {place} for the other "
+            f"{world_size() - 1} processes of WORLD_SIZE={world_size()}; unset WORLD_SIZE to run "
+            "alone",
+            err=True,
+        )
+
+    if world_size() == 1:
+        return True
+    timer = threading.Timer(_PATIENCE, say)
+    timer.daemon = True
+    timer.start()
+    try:
+        return process().is_main
+    finally:
+        timer.cancel()

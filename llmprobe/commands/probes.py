@@ -37,6 +37,7 @@ from llmprobe.commands.options import (
     TrustRemoteCode,
     check_drawing,
     check_place,
+    join_processes,
 )
 from llmprobe.commands.showing import show_result
 
@@ -152,7 +153,6 @@ def attention(
 
 def _probe(command: str, **options: Any) -> None:
     """What `variance` and `attention` share: start, show the plan, run with a bar, print."""
-    from llmprobe.base.processes import process
     from llmprobe.probes.probe import LoadOptions, start
 
     model, output = options.pop("model"), options.pop("output")
@@ -164,21 +164,21 @@ def _probe(command: str, **options: Any) -> None:
     if not dry_run:
         check_place(target)
         check_drawing()
-    process()  # joins the others, or says what is wrong with how they were started
+    is_main = join_processes()
     kind, request = _kinds()[command]
     asked = request(**options)
     run = start(kind, model, asked, output=None if dry_run else target, overwrite=overwrite, **load)
-    if process().is_main:
+    if is_main:
         _show_plan(run, target, dry_run=dry_run, quiet=quiet)
     if dry_run:
         return
     try:
         result = run.execute(progress=not quiet)
     except KeyboardInterrupt:
-        if target.is_dir() and process().is_main:
+        if target.is_dir() and is_main:
             typer.echo(f"{target} keeps what is done; run the same command to resume", err=True)
         raise
-    if process().is_main:
+    if is_main:
         show_result(result, target, as_json=as_json)
 
 

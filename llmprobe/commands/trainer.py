@@ -5,7 +5,15 @@ from typing import Annotated, Any
 
 import typer
 
-from llmprobe.commands.options import PATH, Debug, Device, Json, Quiet, check_drawing
+from llmprobe.commands.options import (
+    PATH,
+    Debug,
+    Device,
+    Json,
+    Quiet,
+    check_drawing,
+    join_processes,
+)
 from llmprobe.commands.showing import show_result
 
 
@@ -124,11 +132,11 @@ def train_synthetic(
 
 def _train(options: dict[str, Any], folder: Path, *, as_json: bool, quiet: bool) -> None:
     from llmprobe.base.files import is_result
-    from llmprobe.base.processes import process
     from llmprobe.synthetic.lab import search_synthetic
     from llmprobe.synthetic.lab import train_synthetic as train
 
     check_drawing()
+    is_main = join_processes()
     finished = is_result(folder) and not options["overwrite"]
     n = options.pop("search")
     try:
@@ -138,10 +146,10 @@ def _train(options: dict[str, Any], folder: Path, *, as_json: bool, quiet: bool)
             options = _of_search(options, n)
             result = search_synthetic(**options, n=n, output=folder, progress=not quiet)
     except KeyboardInterrupt:
-        if process().is_main:
+        if is_main:
             typer.echo(f"{folder} keeps what is done; the same command resumes there", err=True)
         raise
-    if not process().is_main:
+    if not is_main:
         return
     if finished and not quiet:
         typer.echo(f"{folder} was finished before; --overwrite trains again", err=True)

@@ -8,8 +8,10 @@ open: what they lack takes its default. Folders of newer versions are refused wi
 """
 
 import dataclasses
+import glob
 import json
 import os
+import time
 from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
@@ -22,6 +24,9 @@ from llmprobe.base.files import MAX_JSON_BYTES, as_path, read_arrays
 from llmprobe.errors import LLMProbeError, ResultFormatError
 from llmprobe.results.base import SCHEMA, Provenance, Result
 
+_PAUSES = (0.01, 0.05, 0.1, 0.2, 0.4)
+"""Seconds to wait for a result that is being replaced."""
+
 
 def known_kinds() -> dict[str, type[Result]]:
     """All kinds of results by name."""
@@ -31,8 +36,43 @@ def known_kinds() -> dict[str, type[Result]]:
 
 
 def load_result(folder: str | os.PathLike[str]) -> Result:
-    """Open a saved result of any known kind; `ResultFormatError` says why it cannot be opened."""
-    folder = as_path("folder", folder)
+    """Open a saved result of any known kind; `ResultFormatError` says why it cannot be opened.
+
+    Where a run is just replacing the result, its files could be of two results: then it is read
+    again.
+    """
+    path = as_path("folder", folder)
+    for pause in _PAUSES:
+        before = _stamp(path)
+        try:
+            result = _load(path)
+        except ResultFormatError:
+            if before == _stamp(path) and not _is_replaced(path):
+                raise
+        else:
+            if before == _stamp(path):
+                return result
+        time.sleep(pause)
+    return _load(path)
+
+
+def _stamp(folder: Path) -> tuple[int, int] | None:
+    """Tells one result in a place from the next."""
+    try:
+        facts = (folder / "result.json").stat()
+    except OSError:
+        return None
+    return facts.st_ino, facts.st_mtime_ns
+
+
+def _is_replaced(folder: Path) -> bool:
+    """Whether another result is just put in the place of this one."""
+    return not folder.exists() and any(
+        folder.parent.glob(f".{glob.escape(folder.name)}.*.replaced")
+    )
+
+
+def _load(folder: Path) -> Result:
     try:
         document = _read_document(folder)
         kind: Any = known_kinds()[document["kind"]]

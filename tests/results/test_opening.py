@@ -5,6 +5,7 @@ written. They are never made again: whatever changes, they have to open. For a n
 kind a folder is added.
 """
 
+import dataclasses
 import json
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -20,6 +21,7 @@ from samples import check_same, make_variance_result
 
 import llmprobe.results
 from llmprobe import ResultFormatError, VarianceResult, load_result
+from llmprobe.results import opening
 from llmprobe.results.base import SCHEMA, Result, missing_as_nan
 from llmprobe.results.opening import known_kinds
 from llmprobe.results.series import Array
@@ -197,3 +199,36 @@ def test_what_is_required_or_unknown_is_named_in_one_line(change, said, tmp_path
     with pytest.raises(ResultFormatError, match=said) as caught:
         load_result(folder)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("moment", ["gone", "other files"])
+def test_a_result_that_is_being_replaced_is_read_again(tmp_path, monkeypatch, moment):
+    """Never the document of one result with the arrays of another."""
+    old = make_variance_result()
+    new = dataclasses.replace(old, std_median=old.std_median * 2, reference=64)
+    old.save(tmp_path / "run")
+    read, waited = opening.read_arrays, []
+
+    def in_between(path, expected):
+        if not waited and moment == "other files":
+            new.save(tmp_path / "run", overwrite=True)
+            waited.append("replaced")
+        return read(path, expected)
+
+    def finish(_):
+        if (tmp_path / ".run.1.replaced").exists():
+            new.save(tmp_path / "run")
+
+    monkeypatch.setattr(opening, "read_arrays", in_between)
+    monkeypatch.setattr(opening.time, "sleep", finish)
+    if moment == "gone":
+        (tmp_path / "run").rename(tmp_path / ".run.1.replaced")
+    loaded = load_result(tmp_path / "run")
+    assert loaded.reference == 64
+    np.testing.assert_array_equal(loaded.std_median, new.std_median)
+
+
+def test_what_is_not_there_is_refused_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(opening.time, "sleep", lambda _: pytest.fail("it waited"))
+    with pytest.raises(ResultFormatError, match="does not exist"):
+        load_result(tmp_path / "run")
