@@ -121,20 +121,23 @@ def _usage(error: Any) -> str:
 
 
 def _in_options(message: str) -> str:
-    """Python's arguments in a message of the library as options of the command line."""
-    message = re.sub(r"^(\w+)(?=: got )", lambda m: _option(m[1]), message)
-    message = re.sub(r"\b([a-z_]+)=True\b", lambda m: _option(m[1]), message)
-    return re.sub(
-        r"\b([a-z_]+)=(?:\"([^\"]*)\"|([\w.+-]+))",
-        lambda m: f"{_option(m[1])} {m[2] or m[3]}",
-        message,
-    )
+    """The same message with options of the command line for Python's arguments."""
+
+    def option(match: re.Match[str]) -> str:
+        name, *values = match.groups()
+        if name not in _options():
+            return match[0]
+        value = next((value for value in values if value is not None), "True")
+        return f"--{name.replace('_', '-')}" + ("" if value == "True" else f" {value}")
+
+    message = re.sub(r"^(\w+)(?=: got )", option, message)
+    return re.sub(r"\b([a-z_]+)=(?:\"([^\"]*)\"|(\w+))", option, message)
 
 
-def _option(name: str) -> str:
-    """The option for an argument, if any command has one; else the name as it is."""
-    options = {word for command in _EXAMPLES for word in inspect.signature(command).parameters}
-    return f"--{name.replace('_', '-')}" if name in options - _POSITIONAL else name
+def _options() -> set[str]:
+    """The arguments that commands have as options."""
+    given = {name for command in _EXAMPLES for name in inspect.signature(command).parameters}
+    return given - _POSITIONAL
 
 
 def _explanation(error: Exception) -> str:

@@ -93,6 +93,23 @@ def test_what_was_not_foreseen_says_what_it_is_and_where(monkeypatch, call, erro
     assert err.startswith(f"llmprobe: {line}")
 
 
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("n_prompts: got 1, accepted: 2 or more", "--n-prompts: got 1, accepted: 2 or more"),
+        ("a is there; overwrite=True replaces it", "a is there; --overwrite replaces it"),
+        ('NaN; try dtype="float32", or bos="no"', "NaN; try --dtype float32, or --bos no"),
+        ("model: got 'x=True', text a=b", "model: got 'x=True', text a=b"),
+    ],
+)
+def test_arguments_of_the_library_are_options_here(monkeypatch, call, said, shown):
+    def fail():
+        raise llmprobe.CheckpointError(said)
+
+    monkeypatch.setattr("llmprobe.base.machine.environment", fail)
+    assert call("env") == (1, "", f"llmprobe: {shown}\n")
+
+
 def test_an_error_is_one_line_unless_debugging(monkeypatch, call):
     def fail():
         raise llmprobe.ResultFormatError("a line\nand another")
