@@ -33,6 +33,7 @@ from llmprobe.runs.folder import (
     EVIDENCE,
     RunFolder,
     check_probe,
+    evidence_stamp,
     is_finished,
     open_probe,
     probe_under_way,
@@ -215,10 +216,16 @@ def _open(probe: Probe, output: Path | None, *, overwrite: bool) -> ProbeRun:
     wanted = configuration_of(probe.tally.kind, ready.provenance, facts)
 
     def enter() -> ProbeRun:
+        there = evidence_stamp(output)
         before = None if overwrite else _seen_before(output, probe, wanted)
         plan = ready.plan.after(0 if before is None else before.n_prompts)
         if plan.n_tokens or not is_finished(output):
             space = open_probe(output, wanted, after=plan.first, overwrite=overwrite)
+            if evidence_stamp(output) != there:  # between the look at it and the lock
+                space.close()
+                raise CheckpointError(
+                    f"{output} was changed by another run just now; run the same again"
+                )
             return ProbeRun(probe, plan, before, facts, space)
         tidy_probe(output)
         return ProbeRun(probe, plan, before, facts)

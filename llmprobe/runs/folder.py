@@ -181,6 +181,15 @@ def open_probe(
     return RunFolder(folder, wanted)._open(wanted, replace)
 
 
+def evidence_stamp(folder: Path) -> tuple[int, int] | None:
+    """Tells the evidence in a folder from what another run puts in its place."""
+    try:
+        facts = (folder / EVIDENCE).stat()
+    except OSError:
+        return None
+    return facts.st_ino, facts.st_mtime_ns
+
+
 def tidy_probe(folder: Path) -> None:
     """The last that a probe does, in case it was killed before."""
     if is_finished(folder) and (folder / EVIDENCE).is_file() and not (folder / _FILE).exists():

@@ -10,6 +10,7 @@ from families import tiny
 from llmprobe import load_result, probe_attention, probe_variance
 from llmprobe.base.processes import Process
 from llmprobe.errors import CheckpointError, ResultExistsError
+from llmprobe.probes import probe as probe_module
 from llmprobe.probes.sweeps import Sweep
 from llmprobe.runs import jobs
 from llmprobe.runs.folder import open_probe
@@ -198,3 +199,22 @@ def test_only_the_main_process_clears_up(tmp_path, monkeypatch):
     assert half.exists()
     open_probe(tmp_path / "run", {})
     assert not half.exists()
+
+
+def test_a_result_that_another_run_puts_there_meanwhile_is_not_replaced(tmp_path, monkeypatch):
+    """The other run adds prompts after this one has looked and before it holds the lock."""
+    run = tmp_path / "run"
+    PROBES["variance"](output=run, n_prompts=16)
+    open_run = probe_module.open_probe
+
+    def late(*args, **options):
+        monkeypatch.setattr(probe_module, "open_probe", open_run)
+        PROBES["variance"](output=run, n_prompts=21)
+        return open_run(*args, **options)
+
+    monkeypatch.setattr(probe_module, "open_probe", late)
+    with pytest.raises(CheckpointError, match="was changed by another run just now"):
+        PROBES["variance"](output=run, n_prompts=18)
+    assert (load_result(run).n_prompts == 21).all()
+    with pytest.raises(CheckpointError, match="has 21 prompts, more than the 18"):
+        PROBES["variance"](output=run, n_prompts=18)
