@@ -235,12 +235,19 @@ def full_disk(size):
 
 
 @pytest.mark.parametrize(
-    ("name", "size"), [("variance", 1_000), ("variance", 50_000), ("training", 20_000)]
+    ("name", "size", "n_pieces"),
+    # A piece of the probe has 106 kB, its evidence 230 kB: there the pieces fit, not the result.
+    [("variance", 1_000, 0), ("variance", 160_000, 4), ("training", 20_000, 0)],
 )
-def test_on_a_full_disk_there_is_one_line_and_nothing_looks_whole(name, size, call, tmp_path):
+def test_on_a_full_disk_there_is_one_line_and_nothing_looks_whole(
+    name, size, n_pieces, call, tmp_path
+):
     run = tmp_path / "run"
     small = {
-        "variance": ("variance", "builtin", "--lengths", "8..64", "--n-prompts", "16"),
+        "variance": (
+            *("variance", "builtin", "--lengths", "8..64", "--n-prompts", "16"),
+            *("--query", "fixed"),
+        ),
         "training": ("train-synthetic", "--steps", "50", "--seeds", "4", "--lengths", "16"),
     }
     command = (*small[name], "--quiet", "--output", run)
@@ -250,6 +257,7 @@ def test_on_a_full_disk_there_is_one_line_and_nothing_looks_whole(name, size, ca
     assert len(err.splitlines()) == 1, err
     assert "cannot be written" in err
     assert "run the same again" in err
+    assert len(list(run.glob("checkpoints/*.safetensors"))) == n_pieces
     assert not (run / "result.json").exists()
     assert not list(run.rglob("*partial*"))
     assert call(*command)[0] == 0
