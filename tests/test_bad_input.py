@@ -205,7 +205,11 @@ def run(words: Iterable[str], variables: Mapping[str, str]) -> tuple[int, str, s
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("name", VARIABLES)
+@pytest.mark.parametrize(
+    "name",
+    # Each starts an interpreter: one stands for all, unless there is time.
+    [pytest.param(n, marks=[pytest.mark.slow] if n != "HF_HOME" else []) for n in VARIABLES],
+)
 def test_a_variable_that_a_library_refuses_is_one_line(lay, name):
     value, arguments, words = VARIABLES[name]
     folder, right = lay(arguments)

@@ -309,9 +309,10 @@ def check_kind(kind: str, query: str, *, has_text: bool) -> None:
     if query == "fixed" and not chosen.takes_query:
         raise ValueError(f"query: got 'fixed', but {kind} prompts end each in their own; use free")
     if chosen.needs_text and not has_text:
-        raise ValueError(f"prompts: {kind} prompts need a text; give text or dataset")
+        raise ValueError(f"prompts: {kind} prompts need a text; give text=FILE or dataset=NAME")
     if has_text and not chosen.needs_text:
-        others = " or ".join(name for name, k in Prompts.kinds.items() if k.needs_text)
+        names = (name for name, other in Prompts.kinds.items() if other.needs_text)
+        others = " or ".join(f'prompts="{name}"' for name in names)
         raise ValueError(f"prompts: {kind} prompts use no text; leave it out, or use {others}")
 
 

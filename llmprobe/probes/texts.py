@@ -56,7 +56,9 @@ def read_dataset(name: str, *, limit_chars: int = 24_000_000) -> str:
     if local and not path.exists():
         raise PromptError(f"dataset {name!r} does not exist; check the path")
     if local and not path.is_dir() and path.suffix not in _FORMATS:
-        raise PromptError(f"dataset {name!r} is none of {', '.join(_FORMATS)}; give it as text")
+        raise PromptError(
+            f"dataset {name!r} is none of {', '.join(_FORMATS)}; give it as text=FILE"
+        )
     if path.is_file() and not path.stat().st_size:
         raise PromptError(f"dataset {name!r} is empty; use another one")
     options: dict[str, Any] = {"path": str(path.absolute()) if local else place}

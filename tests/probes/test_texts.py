@@ -83,7 +83,7 @@ def test_a_data_set_is_read_up_to_the_limit(folder, monkeypatch):
         ("numbers.csv", "has no column of text: a, b"),
         ("empty.txt", "is empty"),
         ("broken.jsonl", "cannot be read: "),
-        ("other.xyz", r"is none of \.txt, .*; give it as text"),
+        ("other.xyz", r"is none of \.txt, .*; give it as text=FILE"),
         ("missing.txt", "does not exist; check the path"),
         ("missing:test", "does not exist; check the path"),
         ("splits:dev", "Bad split: dev. Available splits: .*test"),

@@ -28,16 +28,6 @@ def test_a_saved_result_comes_back_the_same(tmp_path):
     assert loaded.headline() == result.headline()
 
 
-def test_it_opens_where_nothing_of_the_lab_was_imported(tmp_path, run_python):
-    folder = make_synthetic_result().save(tmp_path / "run")
-    done = run_python(
-        "import sys\nfrom llmprobe import load_result\n"
-        "print(load_result(sys.argv[1]).kind, 'torch' in sys.modules)",
-        folder,
-    )
-    assert done.stdout.split() == ["synthetic", "False"], done.stderr
-
-
 @pytest.mark.parametrize(
     "change",
     [

@@ -33,17 +33,6 @@ def test_a_saved_result_comes_back_the_same(task, target, tmp_path):
     assert loaded.headline() == result.headline()
 
 
-def test_it_opens_without_torch(tmp_path, run_python):
-    folder = make_legality_result().save(tmp_path / "run")
-    done = run_python(
-        "import sys\nfrom llmprobe import load_result\n"
-        "result = load_result(sys.argv[1])\nresult.plot()\nresult.to_document()\n"
-        "print(result.kind, 'torch' in sys.modules)",
-        folder,
-    )
-    assert done.stdout.split() == ["legality", "False"], done.stderr
-
-
 @pytest.mark.parametrize(
     "change",
     [

@@ -84,9 +84,36 @@ def test_a_kept_folder_opens_and_shows_all_it_has(folder):
     check_everything(folder)
 
 
+@pytest.mark.slow  # those above have every figure of every kind; here are thousands of lines
 @pytest.mark.parametrize("folder", PUBLISHED, ids=name_of)
 def test_a_published_result_opens_and_shows_all_it_has(folder):
     check_everything(folder)
+
+
+@pytest.mark.parametrize("folder", PUBLISHED, ids=name_of)
+def test_a_published_result_opens_as_what_its_folder_says(folder):
+    result = load_result(folder)
+    document = json.loads((folder / "result.json").read_text())
+    assert result.kind == document["kind"]
+    assert len(result.to_frame()) > 0
+    assert text(result.table())
+
+
+OPEN_ALL = """
+import sys
+from llmprobe import load_result
+for folder in sys.argv[1:]:
+    result = load_result(folder)
+    result.plot()
+    result.to_document()
+    print(result.kind, 'torch' in sys.modules)
+"""
+
+
+def test_every_kind_opens_and_draws_without_torch(run_python):
+    done = run_python(OPEN_ALL, *FOLDERS)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [f"{folder.name} False" for folder in FOLDERS]
 
 
 @pytest.mark.parametrize(

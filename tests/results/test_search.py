@@ -63,15 +63,6 @@ def test_a_saved_result_comes_back_the_same(tmp_path, result):
     assert loaded.to_document() == result.to_document()
 
 
-def test_it_opens_without_torch(tmp_path, run_python, result):
-    done = run_python(
-        "import sys\nimport llmprobe.results.search\nfrom llmprobe import load_result\n"
-        "print(load_result(sys.argv[1]).kind, 'torch' in sys.modules)",
-        result.save(tmp_path / "run"),
-    )
-    assert done.stdout.split() == ["search", "False"], done.stderr
-
-
 @pytest.mark.parametrize(
     "change",
     [

@@ -111,9 +111,9 @@ OF_A_CONFIGURATION: dict[str, tuple[bytes, str]] = {
     "nothing": (b"", "cannot be read"),
     "half": (b'{"format": ', "cannot be read"),
     "no UTF-8": (b"\xff", "cannot be read"),
-    "a list": (b"[]", "use another --output"),
-    "another's": (b'{"format": 3}', "use another --output"),
-    "no settings": (b'{"format": "llmprobe probe"}', "use another --output"),
+    "a list": (b"[]", "use another output folder"),
+    "another's": (b'{"format": 3}', "use another output folder"),
+    "no settings": (b'{"format": "llmprobe probe"}', "use another output folder"),
 }
 OF_A_CHECKPOINT: dict[str, bytes] = {
     "nothing": b"",
