@@ -12,9 +12,7 @@ them into what the function needs.
 """
 
 import dataclasses
-import hashlib
 import inspect
-import json
 import logging
 import os
 import warnings
@@ -48,9 +46,6 @@ from llmprobe.capture.refusals import (
 
 _NO_CONVERSION = "DISABLE_SAFETENSORS_CONVERSION"
 """If unset, loading a pickle from the hub asks a bot, in a thread, to convert the repository."""
-_BLOCK = 2**22
-_NOT_OF_A_MODEL = ("architectures", "dtype", "torch_dtype", "transformers_version")
-"""Config fields that do not change the computation; the number type is recorded separately."""
 _SPARE_ROWS = 8
 """A table of positions may have a few more rows than positions: OPT and BART have two."""
 
@@ -123,31 +118,6 @@ class LoadedModel:
 
 AnyModel: TypeAlias = str | os.PathLike[str] | nn.Module | LoadedModel
 """What public functions take: a name, a module, or a loaded model."""
-
-
-def digest_model(model: nn.Module) -> str:
-    """A hash of the weights and of the config fields that change the computation."""
-    config: Any = getattr(model, "config", None)
-    facts = config.to_dict() if hasattr(config, "to_dict") else {}
-    own = {k: v for k, v in facts.items() if k not in _NOT_OF_A_MODEL and not k.startswith("_")}
-    text = json.dumps(own, sort_keys=True, default=lambda x: type(x).__name__)
-    sha = hashlib.sha256(text.encode())
-    for name, weight in model.named_parameters():
-        sha.update(repr((name, tuple(weight.shape), _checksum(weight))).encode())
-    return sha.hexdigest()
-
-
-def _checksum(weight: torch.Tensor) -> int:
-    """An exact sum over all words, weighted by their place, computed on the weight's device."""
-    if weight.device.type == "meta":  # on disk, loaded by accelerate when it is needed
-        return 0
-    total = 0
-    for part in weight.detach().reshape(-1).split(_BLOCK):
-        bits = part.contiguous().view(torch.uint8)
-        words = nn.functional.pad(bits, (0, -bits.numel() % 8)).view(torch.int64)
-        places = torch.arange(1, 2 * words.numel(), 2, device=words.device)
-        total = (31 * total + int((words * places).sum())) % 2**64
-    return total
 
 
 def load_model(

@@ -15,6 +15,7 @@ from torch import nn
 from llmprobe.base.lengths import parse_lengths
 from llmprobe.base.machine import evaluating
 from llmprobe.base.seeds import check_seed
+from llmprobe.capture.digests import digest_model
 from llmprobe.capture.discovery import (
     AttentionLayer,
     LayerChoice,
@@ -22,7 +23,7 @@ from llmprobe.capture.discovery import (
     choose_layers,
     parse_layers,
 )
-from llmprobe.capture.loading import LoadedModel, digest_model
+from llmprobe.capture.loading import LoadedModel
 from llmprobe.probes.prompts import Prompts, check_kind, make_prompts
 from llmprobe.probes.sweeps import SweepPlan, chunks_agree, plan_sweep, prefixes_agree
 from llmprobe.probes.tallies import Part
