@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from llmprobe.base.visible import visible
-
 if TYPE_CHECKING:
     from llmprobe.results.base import Result
 
 
 def say(text: str, *, err: bool = False) -> None:
     """Print one line. Control characters are shown, not sent: the words may come from a file."""
+    from llmprobe.base.visible import visible
+
     typer.echo(visible(text), err=err)
 
 
@@ -60,6 +60,8 @@ def print_table(table: Any) -> None:
     """Print a table; control characters in its cells are shown, not sent."""
     from rich.console import Console
     from rich.segment import Segment, Segments
+
+    from llmprobe.base.visible import visible
 
     console = Console(width=terminal_width() or 400)
     shown = [
