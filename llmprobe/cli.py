@@ -22,6 +22,7 @@ from llmprobe.commands.listing import ls
 from llmprobe.commands.options import Debug, Json
 from llmprobe.commands.probes import attention, check, variance
 from llmprobe.commands.saved import compare, merge, plot
+from llmprobe.commands.showing import say
 from llmprobe.commands.trainer import train_synthetic
 from llmprobe.errors import LLMProbeError
 
@@ -68,7 +69,7 @@ def env(as_json: Json = False) -> None:
         return
     width = max(map(len, facts))
     for name, value in facts.items():
-        typer.echo(f"{name:<{width}}  {value}")
+        say(f"{name:<{width}}  {value}")
 
 
 _EXAMPLES: dict[Callable[..., None], str] = {
@@ -158,8 +159,7 @@ def _explanation(error: Exception) -> str:
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(message.split()))
-    typer.echo(f"llmprobe: {line}", err=True)
+    say(f"llmprobe: {' '.join(message.split())}", err=True)
     raise SystemExit(code) from None
 
 

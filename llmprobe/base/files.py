@@ -192,12 +192,24 @@ def read_arrays(path: Path, expected: Mapping[str, Mapping[str, Any]]) -> dict[s
                 raise ResultFormatError(
                     f"{path} holds other arrays than its result.json says; copy or make it again"
                 )
+            _refuse_overlap(archive, path)
             return {
                 name: _read_array(archive, members[f"{name}.npy"], spec, path)
                 for name, spec in expected.items()
             }
     except (zipfile.BadZipFile, OSError, EOFError, ValueError, RuntimeError) as error:
         raise ResultFormatError(f"{path} cannot be read: {error}; copy or make it again") from error
+
+
+def _refuse_overlap(archive: zipfile.ZipFile, path: Path) -> None:
+    """Refuse members that share bytes: many large arrays could be in a small file."""
+    members = sorted(archive.infolist(), key=lambda info: info.header_offset)
+    starts = [info.header_offset for info in members]
+    for info, end in zip(members, [*starts[1:], archive.start_dir], strict=True):
+        if info.header_offset + info.file_size > end:
+            raise ResultFormatError(f"{path}: {info.filename} overlaps what comes after it")
+    if len({info.filename for info in members}) < len(members):
+        raise ResultFormatError(f"{path} holds an array twice; copy or make it again")
 
 
 def _read_array(

@@ -118,17 +118,33 @@ def free_memory(device: torch.device) -> int:
     return max(0, min(limits))
 
 
-def _free_in_group(root: Path) -> Iterator[int]:
+def _free_in_group(root: Path, groups: Path = Path("/proc/self/cgroup")) -> Iterator[int]:
     """What Linux control groups (of a container or a scheduler) leave to this process."""
     try:
-        _, found, own = Path("/proc/self/cgroup").read_text().strip().rpartition("0::/")
-        for group in (root / own, *(root / own).parents) if found else ():
-            if group.is_relative_to(root) and (group / "memory.max").is_file():
-                most, used = ((group / f"memory.{n}").read_text() for n in ("max", "current"))
-                if most.strip() != "max":
-                    yield int(most) - int(used)
-    except (OSError, ValueError):  # another system, or another version of them
+        lines = groups.read_text().splitlines()
+    except OSError:  # another system
         return
+    for line in lines:
+        _, controllers, own = [*line.split(":", 2), "", ""][:3]
+        if not controllers:  # version 2
+            yield from _free_below(root, own, ("memory.max", "memory.current"))
+        elif "memory" in controllers.split(","):  # version 1
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+            yield from _free_below(root / "memory", own, names)
+
+
+def _free_below(root: Path, own: str, names: tuple[str, str]) -> Iterator[int]:
+    """Of the group and of those around it; inside a container only the outermost may be seen."""
+    group = root / own.lstrip("/")
+    for place in (group, *group.parents):
+        if not place.is_relative_to(root):
+            return
+        try:
+            most, used = ((place / name).read_text().strip() for name in names)
+            if most != "max":
+                yield int(most) - int(used)
+        except (OSError, ValueError):  # no such group here, or another version of them
+            continue
 
 
 @contextmanager

@@ -78,6 +78,19 @@ def _takes_mask(model: nn.Module) -> bool:
     return free or "attention_mask" in parameters
 
 
+def _check_zeros(model: nn.Module) -> Check:
+    """A file of zeros has the right shapes, and all else about it passes."""
+    matrices = {
+        name: weight
+        for name, weight in model.named_parameters()
+        # An adapter starts with one zero matrix, so that it changes nothing yet.
+        if weight.dim() > 1 and weight.numel() and not weight.is_meta and "lora_" not in name
+    }
+    zeros = [name for name, weight in matrices.items() if not weight.any()]
+    some = f"all zero: {zeros[0]}, {len(zeros)} of {len(matrices)}; get them" if zeros else ""
+    return Check("no matrix of weights is all zero", not zeros, None, some and f"{some} again")
+
+
 def _checks(loaded: LoadedModel, length: int, seed: int) -> Iterator[Check]:
     model: nn.Module = loaded.model
     layers = attention_layers(model)
@@ -92,6 +105,7 @@ def _checks(loaded: LoadedModel, length: int, seed: int) -> Iterator[Check]:
             "model whose forward takes attention_mask"
         )
     yield Check("attention layers", True, None, _describe(layers))
+    yield _check_zeros(model)
     tokens = _tokens(model, (3, length), seed)
     inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "use_cache": False}
 

@@ -12,13 +12,11 @@ them into what the function needs.
 """
 
 import dataclasses
-import hashlib
 import inspect
-import json
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,18 +26,29 @@ from typing import Any, TypeAlias
 import torch
 import transformers
 from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers import modeling_gguf_pytorch_utils as gguf_loader
 
 from llmprobe.base.files import as_path
 from llmprobe.base.machine import check_map, resolve_device, resolve_dtype, untracked
+from llmprobe.capture.contents import (
+    check_backend,
+    check_config,
+    check_file,
+    check_layers,
+    check_tokenizer,
+    check_types,
+    check_weights,
+    count_gguf,
+    tensor_types,
+)
 from llmprobe.capture.refusals import (
     BUILTIN,
     Place,
     check_causal,
     check_complete,
-    check_config,
     check_local,
     check_size,
     explained,
@@ -48,9 +57,6 @@ from llmprobe.capture.refusals import (
 
 _NO_CONVERSION = "DISABLE_SAFETENSORS_CONVERSION"
 """If unset, loading a pickle from the hub asks a bot, in a thread, to convert the repository."""
-_BLOCK = 2**22
-_NOT_OF_A_MODEL = ("architectures", "dtype", "torch_dtype", "transformers_version")
-"""Config fields that do not change the computation; the number type is recorded separately."""
 _SPARE_ROWS = 8
 """A table of positions may have a few more rows than positions: OPT and BART have two."""
 
@@ -125,31 +131,6 @@ AnyModel: TypeAlias = str | os.PathLike[str] | nn.Module | LoadedModel
 """What public functions take: a name, a module, or a loaded model."""
 
 
-def digest_model(model: nn.Module) -> str:
-    """A hash of the weights and of the config fields that change the computation."""
-    config: Any = getattr(model, "config", None)
-    facts = config.to_dict() if hasattr(config, "to_dict") else {}
-    own = {k: v for k, v in facts.items() if k not in _NOT_OF_A_MODEL and not k.startswith("_")}
-    text = json.dumps(own, sort_keys=True, default=lambda x: type(x).__name__)
-    sha = hashlib.sha256(text.encode())
-    for name, weight in model.named_parameters():
-        sha.update(repr((name, tuple(weight.shape), _checksum(weight))).encode())
-    return sha.hexdigest()
-
-
-def _checksum(weight: torch.Tensor) -> int:
-    """An exact sum over all words, weighted by their place, computed on the weight's device."""
-    if weight.device.type == "meta":  # on disk, loaded by accelerate when it is needed
-        return 0
-    total = 0
-    for part in weight.detach().reshape(-1).split(_BLOCK):
-        bits = part.contiguous().view(torch.uint8)
-        words = nn.functional.pad(bits, (0, -bits.numel() % 8)).view(torch.int64)
-        places = torch.arange(1, 2 * words.numel(), 2, device=words.device)
-        total = (31 * total + int((words * places).sum())) % 2**64
-    return total
-
-
 def load_model(
     name: str | os.PathLike[str],
     *,
@@ -196,9 +177,11 @@ def load_model(
         if place.gguf is not None:
             # Absolute: transformers would prefer a file of the same name in the working folder.
             options["gguf_file"] = str(place.gguf.absolute())
-        if place.gguf is None:
-            check_config(folder / "config.json")
+        n_tensors = _check_contents(place, folder, trust_remote_code)
+        if not trust_remote_code:
+            check_backend(attn_implementation, "in attn_implementation")
         config = AutoConfig.from_pretrained(place.source, **options)
+        check_layers("num_hidden_layers", _n_layers(config), n_tensors)
         check_causal(config)
         if device_map is None:
             check_size(config, number_type, target, trust_remote_code)
@@ -293,6 +276,43 @@ def _locate(name: str | os.PathLike[str], revision: str | None) -> Place:
     if in_name and revision is not None and in_name != revision:
         raise ValueError(f"revision: got {revision!r} and {given!r}; give only one of them")
     return Place(repository, repository, given, local=False, revision=in_name or revision)
+
+
+def _check_contents(place: Place, folder: Path, trust_remote_code: bool) -> int | None:
+    """Refuse files that ask for code or for more than they have; gives the number of tensors."""
+    if place.gguf is not None:
+        return count_gguf(place.gguf)
+    if place.local:
+        names = files_of(place)
+        for name in names:
+            if name.endswith((".json", ".safetensors", ".bin", ".txt", ".model", ".jinja")):
+                check_file(folder / name)
+    else:
+        names = list(_fetch(place, ("model.safetensors.index.json", "tokenizer.json")))
+    weights = [folder / name for name in names if name.endswith(".safetensors")]
+    types = tensor_types(weights) if weights else None
+    n_tensors = None if types is None or place.allow_pickle else len(types)
+    check_config(folder / "config.json", trust_remote_code=trust_remote_code, n_tensors=n_tensors)
+    check_types(types or {}, folder / "config.json")
+    check_weights(folder, names=names, allow_pickle=place.allow_pickle)
+    check_tokenizer(folder / "tokenizer.json")
+    return n_tensors
+
+
+def _fetch(place: Place, names: Iterable[str]) -> Iterator[str]:
+    """Files of a repository that are small and decide what else is read; not all have them."""
+    for name in names:
+        try:
+            hf_hub_download(place.source, name, revision=place.revision)
+        except (EntryNotFoundError, LocalEntryNotFoundError):
+            continue
+        yield name
+
+
+def _n_layers(config: Any) -> int:
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    n_layers = getattr(text, "num_hidden_layers", 0)
+    return n_layers if isinstance(n_layers, int) else 0
 
 
 def _load_tokenizer(place: Place, config: Any, options: Mapping[str, Any]) -> Any:

@@ -8,7 +8,6 @@ A `Refusal` inside, or anything that transformers raises over a model's files, b
 `ModelLoadError` with the cause and the next step.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -27,8 +26,6 @@ from llmprobe.base.machine import free_memory
 from llmprobe.errors import ModelLoadError
 
 BUILTIN = Path(__file__).parent / "builtin"
-_LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
-_MOST_LAYERS, _MOST_CONFIG_BYTES = 10_000, 2**26
 
 
 class Refusal(Exception):
@@ -51,6 +48,8 @@ def check_local(place: Place) -> None:
         builtin = "is missing from this installation; reinstall llmprobe"
         raise Refusal(builtin if path == BUILTIN else "does not exist; check the path")
     if place.gguf is not None:
+        if not path.is_file():
+            raise Refusal("is no plain file; give a .gguf file")
         with path.open("rb") as file:
             if file.read(4) != b"GGUF":
                 raise Refusal("is no GGUF file, whatever its name says; download it again")
@@ -62,19 +61,6 @@ def check_local(place: Place) -> None:
         raise Refusal(problem)
 
 
-def check_config(path: Path) -> None:
-    """Refuse a number of layers that no model has: all are created before weights are read."""
-    if path.stat().st_size > _MOST_CONFIG_BYTES:
-        raise Refusal(f"has a config.json of {path.stat().st_size:,} bytes, which is no model's")
-    config = json.loads(path.read_text(encoding="utf-8"))
-    for part in [config, *config.values()] if isinstance(config, dict) else []:
-        for name in _LAYERS if isinstance(part, dict) else ():
-            if isinstance(part.get(name), int) and part[name] > _MOST_LAYERS:
-                raise Refusal(
-                    f"says {name} is {part[name]:,} in its config.json; no model has so many"
-                )
-
-
 def check_size(
     config: Any, dtype: torch.dtype, device: torch.device, trust_remote_code: bool
 ) -> None:
@@ -84,6 +70,7 @@ def check_size(
     with init_empty_weights(include_buffers=True):
         empty = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
     need = sum(weight.numel() for weight in empty.parameters()) * dtype.itemsize
+    need += sum(buffer.numel() * buffer.element_size() for buffer in empty.buffers())
     free = free_memory(device)
     if need > free:
         raise Refusal(

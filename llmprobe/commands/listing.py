@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from llmprobe.commands.options import Debug, Json
+from llmprobe.commands.showing import say
 
 
 def ls(
@@ -24,7 +25,7 @@ def ls(
         return
     width = max(map(len, names))
     for name, meaning in names.items():
-        typer.echo(f"{name:<{width}}  {meaning}")
+        say(f"{name:<{width}}  {meaning}")
 
 
 def _tasks() -> dict[str, str]:

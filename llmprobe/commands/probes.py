@@ -39,7 +39,7 @@ from llmprobe.commands.options import (
     check_place,
     join_processes,
 )
-from llmprobe.commands.showing import show_result
+from llmprobe.commands.showing import say, show_result
 
 if TYPE_CHECKING:
     from llmprobe.probes.probe import ProbeRun
@@ -80,11 +80,11 @@ def check(
         typer.echo(json.dumps(document, indent=2))
     else:
         facts = loaded.describe()
-        typer.echo(f"{facts['name']}: {facts['dtype']} on {facts['device']}, {facts['attention']}")
+        say(f"{facts['name']}: {facts['dtype']} on {facts['device']}, {facts['attention']}")
         for line in report.checks:
             sign = "ok  " if line.passed else "FAIL"
             by = "" if line.difference is None else f"{line.difference:.1e}"
-            typer.echo(f"{sign}  {line.name:<40} {by:>8}  {line.detail}")
+            say(f"{sign}  {line.name:<40} {by:>8}  {line.detail}")
     if not report.passed:
         raise typer.Exit(1)
 
@@ -176,7 +176,7 @@ def _probe(command: str, **options: Any) -> None:
         result = run.execute(progress=not quiet)
     except KeyboardInterrupt:
         if target.is_dir() and is_main:
-            typer.echo(f"{target} keeps what is done; run the same command to resume", err=True)
+            say(f"{target} keeps what is done; run the same command to resume", err=True)
         raise
     if is_main:
         show_result(result, target, as_json=as_json)
@@ -184,11 +184,11 @@ def _probe(command: str, **options: Any) -> None:
 
 def _show_plan(run: "ProbeRun", target: Path, *, dry_run: bool, quiet: bool) -> None:
     if dry_run:
-        typer.echo(run.plan.describe())
+        say(run.plan.describe())
     elif not quiet and run.plan.n_tokens:
-        typer.echo(f"{run.probe.ready.loaded.name}: {run.plan.describe()}", err=True)
+        say(f"{run.probe.ready.loaded.name}: {run.plan.describe()}", err=True)
     elif not quiet:
-        typer.echo(f"{target} was finished before; --overwrite probes again", err=True)
+        say(f"{target} was finished before; --overwrite probes again", err=True)
 
 
 def _kinds() -> dict[str, tuple[Any, Any]]:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from llmprobe.commands.options import PATH, Debug, Json, Overwrite, check_drawing, check_place
-from llmprobe.commands.showing import print_table, show_result
+from llmprobe.commands.showing import print_table, say, show_result
 
 
 def plot(
@@ -40,7 +40,7 @@ def plot(
     check_place(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     result.save_figure(target, kind, width=width)
-    typer.echo(str(target))
+    say(str(target))
 
 
 def compare(
@@ -78,7 +78,7 @@ def compare(
     output.parent.mkdir(parents=True, exist_ok=True)
     write_figure(axes, output)
     print_table(compare_table(named.items()))
-    typer.echo(f"figure: {output}")
+    say(f"figure: {output}")
 
 
 def merge(

@@ -10,21 +10,28 @@ if TYPE_CHECKING:
     from llmprobe.results.base import Result
 
 
+def say(text: str, *, err: bool = False) -> None:
+    """Print one line. Control characters are shown, not sent: the words may come from a file."""
+    from llmprobe.base.visible import visible
+
+    typer.echo(visible(text), err=err)
+
+
 def show_result(result: "Result", folder: Path, *, as_json: bool) -> None:
     """Draw a result's figures into its folder and print the result."""
     draw_figures(result, folder)
     if as_json:
         typer.echo(json.dumps(result.to_document() | {"output": folder.name}))
         return
-    typer.echo(result.headline())
+    say(result.headline())
     print_table(result.table(width=terminal_width()))
     for remark in result.remarks():
-        typer.echo(remark)
+        say(remark)
     for warning in result.warnings:
-        typer.echo(f"note: {warning}")
+        say(f"note: {warning}")
     names = ("result.json", "arrays.npz", *_figures(result), "evidence.safetensors", "checkpoints")
     there = ", ".join(name for name in names if (folder / name).exists())
-    typer.echo(f"saved: {folder} ({there})")
+    say(f"saved: {folder} ({there})")
 
 
 def draw_figures(result: "Result", folder: Path) -> None:
@@ -50,6 +57,15 @@ def terminal_width() -> int | None:
 
 
 def print_table(table: Any) -> None:
+    """Print a table; control characters in its cells are shown, not sent."""
     from rich.console import Console
+    from rich.segment import Segment, Segments
 
-    Console(width=terminal_width() or 400).print(table)
+    from llmprobe.base.visible import visible
+
+    console = Console(width=terminal_width() or 400)
+    shown = [
+        part if part.text == "\n" else Segment(visible(part.text), part.style)
+        for part in console.render(table)
+    ]
+    console.print(Segments(shown), end="")

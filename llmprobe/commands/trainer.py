@@ -14,7 +14,7 @@ from llmprobe.commands.options import (
     check_drawing,
     join_processes,
 )
-from llmprobe.commands.showing import show_result
+from llmprobe.commands.showing import say, show_result
 
 
 def train_synthetic(
@@ -147,12 +147,12 @@ def _train(options: dict[str, Any], folder: Path, *, as_json: bool, quiet: bool)
             result = search_synthetic(**options, n=n, output=folder, progress=not quiet)
     except KeyboardInterrupt:
         if is_main:
-            typer.echo(f"{folder} keeps what is done; the same command resumes there", err=True)
+            say(f"{folder} keeps what is done; the same command resumes there", err=True)
         raise
     if not is_main:
         return
     if finished and not quiet:
-        typer.echo(f"{folder} was finished before; --overwrite trains again", err=True)
+        say(f"{folder} was finished before; --overwrite trains again", err=True)
     show_result(result, folder, as_json=as_json)
 
 

@@ -15,6 +15,7 @@ from torch import nn
 from llmprobe.base.lengths import parse_lengths
 from llmprobe.base.machine import evaluating
 from llmprobe.base.seeds import check_seed
+from llmprobe.capture.digests import digest_model
 from llmprobe.capture.discovery import (
     AttentionLayer,
     LayerChoice,
@@ -22,7 +23,7 @@ from llmprobe.capture.discovery import (
     choose_layers,
     parse_layers,
 )
-from llmprobe.capture.loading import LoadedModel, digest_model
+from llmprobe.capture.loading import LoadedModel
 from llmprobe.probes.prompts import Prompts, check_kind, make_prompts
 from llmprobe.probes.sweeps import SweepPlan, chunks_agree, plan_sweep, prefixes_agree
 from llmprobe.probes.tallies import Part
@@ -200,10 +201,19 @@ def _read(asked: Request) -> str | None:
 
 
 def _name(source: str | Path | None) -> str | None:
-    """Of a file or folder its last part alone; other names are those of data sets."""
+    """Of a file its last part alone, of a folder nothing: it may be called after its user.
+
+    Other names are those of data sets. The text itself is known by its hash.
+    """
     if source is None:
         return None
-    return Path(source).name if Path(source).expanduser().exists() else str(source)
+    text = str(source)
+    place, colon, split = text.rpartition(":")
+    for given, ending in ((text, ""), (place, colon + split)):
+        path = Path(given).expanduser()
+        if given and path.exists():
+            return ("a local folder" if path.is_dir() else path.name) + ending
+    return text
 
 
 def _bos(bos: str, loaded: LoadedModel) -> int | None:

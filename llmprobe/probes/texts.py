@@ -9,12 +9,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from itertools import chain, islice
+from pathlib import Path
 from typing import Any
 
 from llmprobe.base.files import as_path
 from llmprobe.base.machine import untracked
 from llmprobe.errors import PromptError
 
+MOST_TEXT_BYTES = 2**27
+"""Of a text file: more than any number of prompts uses, and a minute to turn into tokens."""
+_PIECE = 2**20
 _FORMATS = {".txt": "text", ".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
 
 
@@ -25,15 +29,31 @@ def read_text(path: str | os.PathLike[str]) -> str:
         raise FileNotFoundError(f"text: {str(path)!r} does not exist; check the path")
     if file.is_dir():
         raise IsADirectoryError(f"text: {str(path)!r} is a folder; give a file")
-    if file.is_char_device():
+    if not file.is_file():
         raise ValueError(f"text: {str(path)!r} is a device, which may have no end; give a file")
     try:
-        text = file.read_text(encoding="utf-8-sig")
+        text = _read_bounded(file, str(path)).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"text: {str(path)!r} is not UTF-8 ({error}); convert it") from None
     if not text.strip():
         raise ValueError(f"text: {str(path)!r} is empty; give a file with text")
     return text
+
+
+def _read_bounded(file: Path, shown: str) -> bytes:
+    """The bytes of a text file, in pieces: one that is too large or no text ends early."""
+    pieces, size = [], 0
+    with file.open("rb") as source:
+        while piece := source.read(_PIECE):
+            size += len(piece)
+            if b"\0" in piece:
+                raise ValueError(f"text: {shown!r} is not a text (it has NUL bytes); give another")
+            if size > MOST_TEXT_BYTES:
+                raise ValueError(
+                    f"text: {shown!r} has more than {MOST_TEXT_BYTES:,} bytes; give a part of it"
+                )
+            pieces.append(piece)
+    return b"".join(pieces)
 
 
 def read_dataset(name: str, *, limit_chars: int = 24_000_000) -> str:
@@ -59,6 +79,10 @@ def read_dataset(name: str, *, limit_chars: int = 24_000_000) -> str:
         raise PromptError(
             f"dataset {name!r} is none of {', '.join(_FORMATS)}; give it as text=FILE"
         )
+    if local and not path.is_dir() and not path.is_file():
+        raise PromptError(f"dataset {name!r} is a device, which may have no end; give a file")
+    if path.is_file() and path.suffix != ".parquet" and _has_nul(path):
+        raise PromptError(f"dataset {name!r} is not a text (it has NUL bytes); use another one")
     if path.is_file() and not path.stat().st_size:
         raise PromptError(f"dataset {name!r} is empty; use another one")
     options: dict[str, Any] = {"path": str(path.absolute()) if local else place}
@@ -91,6 +115,11 @@ def read_dataset(name: str, *, limit_chars: int = 24_000_000) -> str:
     if not text.strip():
         raise PromptError(f"dataset {name!r} is empty in its split {split}; use another one")
     return text
+
+
+def _has_nul(path: Path) -> bool:
+    with path.open("rb") as file:
+        return b"\0" in file.read(_PIECE)
 
 
 def check_name(name: str) -> None:

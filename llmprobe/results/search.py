@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.markup import escape
 
 from llmprobe.base.intervals import (
     estimate,
@@ -287,8 +288,8 @@ class SearchResult(TrainedResult, kind="search"):
             effects.add_column(name, justify="right", no_wrap=True)
         for row in self.effect_frame().to_dict("records"):
             effects.add_row(
-                row["effect"],
-                row["where"],
+                escape(row["effect"]),
+                escape(row["where"]),
                 f"{row['effect_size']:.3f}",
                 interval_cell(row, "{:.3f} to {:.3f}"),
                 f"{row['helps']:.0%}",
@@ -308,7 +309,8 @@ class SearchResult(TrainedResult, kind="search"):
             drawn = Text(self.ranges[row["parameter"]])
             interval = interval_cell(row, "{:+.2f} to {:+.2f}")
             rho = "–" if np.isnan(row["rho"]) else f"{row['rho']:+.2f}"
-            ranks.add_row(row["parameter"], drawn, row["outcome"], rho, interval, p_cell(row["p"]))
+            names = escape(row["parameter"]), drawn, escape(row["outcome"])
+            ranks.add_row(*names, rho, interval, p_cell(row["p"]))
         return Group(effects, Text(), ranks)
 
     def remarks(self) -> list[str]:

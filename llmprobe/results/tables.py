@@ -20,8 +20,13 @@ _OTHER_COLUMNS = 46
 
 
 def titled(title: str | None = None) -> Table:
-    """An empty table in the style of all of ours."""
-    return Table(title=title, title_justify="left", box=None, pad_edge=False)
+    """An empty table in the style of all of ours; its title is never read as markup."""
+    return Table(
+        title=None if title is None else escape(title),
+        title_justify="left",
+        box=None,
+        pad_edge=False,
+    )
 
 
 def fitting(lengths: Sequence[int], width: int | None) -> list[int]:

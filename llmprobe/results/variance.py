@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.markup import escape
 
 from llmprobe.results.base import check_shape
 from llmprobe.results.series import Array, Integers, SeriesResult
@@ -198,8 +199,8 @@ def compare_table(results: Iterable[tuple[str, VarianceResult]]) -> Any:
     for name, result in results:
         layers, known = sorted(set(result.layer.tolist())), result.slope[np.isfinite(result.slope)]
         table.add_row(
-            name,
-            result.at,
+            escape(name),
+            escape(result.at),
             f"{layers[0]}" if len(layers) == 1 else f"{layers[0]}..{layers[-1]}",
             f"{min(result.lengths)}..{max(result.lengths)}",
             f"{result.n_prompts.min()}",

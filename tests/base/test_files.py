@@ -1,5 +1,6 @@
 """Folders are whole or absent; arrays from strangers are read without trust."""
 
+import copy
 import io
 import json
 import os
@@ -207,6 +208,42 @@ def test_forged_files_are_refused_and_run_nothing(tmp_path):
             print(number, read_arrays(path, spec))
     path.unlink()
     with pytest.raises(ResultFormatError, match="missing"):
+        read_arrays(path, SPEC)
+
+
+def overlapping(path, n_members, n_bytes):
+    """A file whose table of contents names the same bytes under many names."""
+    header = io.BytesIO()
+    facts = {"descr": "|u1", "fortran_order": False, "shape": (n_bytes,)}
+    np.lib.format.write_array_header_1_0(header, facts)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a.npy", header.getvalue() + bytes(n_bytes))
+        (first,) = archive.filelist
+        for number in range(1, n_members):
+            other = copy.copy(first)
+            other.filename = f"{number}.npy"
+            archive.filelist.append(other)
+            archive.NameToInfo[other.filename] = other
+    names = ["a", *map(str, range(1, n_members))]
+    return {name: {"dtype": "|u1", "shape": [n_bytes]} for name in names}
+
+
+def test_members_that_share_bytes_are_refused_before_any_is_read(tmp_path, monkeypatch):
+    path = tmp_path / "arrays.npz"
+    spec = overlapping(path, 500, 100_000)
+    monkeypatch.setattr("llmprobe.base.files._read_array", lambda *_: pytest.fail("read"))
+    with pytest.raises(ResultFormatError, match=r"arrays\.npz: .* overlaps"):
+        read_arrays(path, spec)
+
+
+def test_an_array_that_is_there_twice_is_refused(tmp_path):
+    path = tmp_path / "arrays.npz"
+    forge(path, body=np.zeros(3).tobytes())
+    with zipfile.ZipFile(path) as archive:
+        data = archive.read("a.npy")
+    with pytest.warns(UserWarning, match="Duplicate"), zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("a.npy", data)
+    with pytest.raises(ResultFormatError, match=r"arrays\.npz"):
         read_arrays(path, SPEC)
 
 

@@ -158,3 +158,34 @@ def test_the_hub_is_told_nothing_of_this_machine(monkeypatch):
 )
 def test_a_lack_of_memory_is_known_on_every_device(error, expected):
     assert machine.is_out_of_memory(error) == expected
+
+
+VERSIONS = {
+    "v2": ("0::/jobs/one", "", "memory.max", "memory.current", "max"),
+    "v1": (
+        *("9:cpu,memory:/jobs/one", "memory"),
+        *("memory.limit_in_bytes", "memory.usage_in_bytes", 2**63),
+    ),
+}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_version_of_control_groups_limits_the_memory(version, tmp_path, monkeypatch):
+    line, under, most, used, unlimited = VERSIONS[version]
+    groups, root = tmp_path / "cgroup", tmp_path / "sys"
+    groups.write_text(f"12:pids:/other\n{line}\n")
+    limits = {"": unlimited, "jobs": 5000, "jobs/one": 9000}
+    for name, limit in limits.items():
+        folder = root / under / name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / most).write_text(f"{limit}\n")
+        (folder / used).write_text("1000\n")
+    assert min(machine._free_in_group(root, groups)) == 4000
+    (root / under / "jobs" / most).write_text(f"{unlimited}\n")
+    assert min(machine._free_in_group(root, groups)) == 8000
+    # Inside a container the group's own path is not there, and the limit is at the top.
+    groups.write_text(f"{line}/deeper\n")
+    assert min(machine._free_in_group(root, groups)) == 8000
+    groups.write_text("nonsense\n::\n")
+    assert not [free for free in machine._free_in_group(root, groups) if free < 0]
+    assert list(machine._free_in_group(root, tmp_path / "absent")) == []

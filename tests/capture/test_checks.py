@@ -1,6 +1,7 @@
 """The self-check passes on every family, and fails where it should."""
 
 import copy
+import re
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ def test_every_line_holds_in_every_family(family):
     # Sparse attention chooses its keys among the padding too: the check finds that out.
     assert failed == ({"padding on the left changes nothing"} if family == "glm_moe_dsa" else set())
     assert report.passed == (not failed)
-    assert len(report.checks) == 9
+    assert len(report.checks) == 10
 
 
 def failing(model):
@@ -111,3 +112,16 @@ def test_a_check_beyond_the_learned_positions_is_refused():
 def test_attention_for_the_last_token_alone_is_refused():
     with pytest.raises(UnsupportedModelError, match=r"SetNetwork answers for the last token alone"):
         check_capture(SetNetwork("argmax", width=8))
+
+
+def test_a_matrix_of_zeros_fails_and_is_named():
+    for names in (["lm_head.weight"], None):
+        model = copy.deepcopy(tiny("llama"))
+        for name, weight in model.named_parameters():
+            if names is None or name in names:
+                weight.data.zero_()
+        report = check_capture(model, length=8)
+        (line,) = [line for line in report.checks if "all zero" in line.name]
+        assert not line.passed
+        assert not report.passed
+        assert re.search(r"^all zero: \S+\.weight, \d+ of \d+; ", line.detail)

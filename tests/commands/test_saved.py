@@ -1,5 +1,7 @@
 """`plot`, `compare` and `merge`."""
 
+from samples import make_variance_result
+
 
 def test_plot_and_compare_and_merge_work_from_saved_results(call, tmp_path):
     for seed in (0, 1):
@@ -18,3 +20,21 @@ def test_plot_and_compare_and_merge_work_from_saved_results(call, tmp_path):
     assert code == 0
     assert out.startswith("variance of builtin: 1 layer, lengths 8..16, 8 prompts")
     assert {"result.json", "variance.png", "variance.pdf"} <= {p.name for p in both.iterdir()}
+
+
+def test_no_command_writes_through_a_link(call, tmp_path):
+    folder = make_variance_result().save(tmp_path / "run")
+    other = make_variance_result().save(tmp_path / "other")
+    mine = tmp_path / "thesis"
+    for link, command in {
+        folder / "decay.png": ("plot", folder),
+        folder / "heads.pdf": ("plot", folder, "--kind", "heads", "--format", "pdf"),
+        tmp_path / "x.png": ("plot", folder, "--output", tmp_path / "x.png"),
+        tmp_path / "y.png": ("compare", folder, other, "--output", tmp_path / "y.png"),
+    }.items():
+        mine.write_text("mine")
+        link.symlink_to(mine)
+        assert call(*command)[0] == 0
+        assert mine.read_text() == "mine"
+        assert not link.is_symlink()
+        assert link.stat().st_size > 1000

@@ -2,12 +2,14 @@
 
 import json
 import os
+from dataclasses import replace
 
 import pytest
 from legal_samples import make_legality_result
 from samples import make_attention_result, make_synthetic_result, make_variance_result
 from search_samples import make_search_result
 
+from llmprobe.commands.saved import compare
 from llmprobe.commands.showing import draw_figures, show_result
 from llmprobe.results.opening import known_kinds
 
@@ -75,3 +77,36 @@ def test_a_link_in_the_folder_is_not_followed(tmp_path):
     assert not (tmp_path / "nowhere").exists()
     assert not (folder / "variance.png").is_symlink()
     assert (folder / "variance.pdf").read_bytes()[:4] == b"%PDF"
+
+
+EVIL = "\x1b]0;x\x07\x1b[2J\r[red]a[/red] $\\\\frac{1}{2}$ $x"
+
+
+@pytest.mark.parametrize("kind", known_kinds())
+def test_words_of_a_file_are_text_on_the_terminal_and_in_figures(kind, tmp_path, capsys):
+    """Names that a document holds are replaced by ones that a terminal would obey."""
+    result = MAKERS[kind]()
+    changed = {"provenance": replace(result.provenance, model=EVIL), "warnings": (EVIL,)}
+    if hasattr(result, "variants"):
+        changed["variants"] = tuple(f"{name}{EVIL}" for name in result.variants)
+    result = replace(result, **changed)
+    folder = result.save(tmp_path / "run")
+    show_result(result, folder, as_json=False)
+    out = capsys.readouterr().out
+    assert not [c for c in out if not c.isprintable() and c != "\n"]
+    assert "[red]a[/red]" in out.replace("\n", "")
+    for name in result.plots:
+        result.save_figure(tmp_path / f"{name}.svg", name)
+
+
+def test_names_in_a_comparison_are_text(tmp_path, capsys):
+    folders = []
+    for number in range(2):
+        result = make_variance_result()
+        provenance = replace(result.provenance, model=f"{EVIL}{number}")
+        folders.append(replace(result, provenance=provenance).save(tmp_path / f"{number}"))
+    compare(folders, output=tmp_path / "x.svg")
+    out = capsys.readouterr().out
+    assert not [c for c in out if not c.isprintable() and c != "\n"]
+    assert "[red]a[/red]" in out
+    assert r"\frac{1}{2}" in (tmp_path / "x.svg").read_text()

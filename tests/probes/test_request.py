@@ -84,3 +84,19 @@ def test_windows_and_one_pass_per_length_are_noted():
 def test_one_pass_serves_free_queries_and_a_fixed_one_needs_many():
     assert ready().plan.one_pass
     assert not ready(query="fixed").plan.one_pass
+
+
+@pytest.mark.parametrize("name", ["dataset", "text"])
+def test_no_folder_is_named_in_a_result(name, tmp_path, monkeypatch):
+    home = tmp_path / "alice"
+    home.mkdir()
+    (home / "x.txt").write_text("words")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(home))
+    for given in (home, "alice", "./alice", "~", f"{home}:train", "alice:test"):
+        recorded = VarianceRequest(**{name: str(given)}).record((8,), ())[name]
+        assert recorded.startswith("a local folder")
+    for given in (home / "x.txt", "alice/x.txt", "~/x.txt"):
+        assert VarianceRequest(**{name: given}).record((8,), ())[name] == "x.txt"
+    assert VarianceRequest(**{name: "a/b:test"}).record((8,), ())[name] == "a/b:test"
+    assert VarianceRequest(**{name: f"{home}/x.txt:train"}).record((8,), ())[name] == "x.txt:train"

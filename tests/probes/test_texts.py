@@ -2,6 +2,8 @@
 
 import json
 import logging
+import os
+import time
 
 import datasets
 import pytest
@@ -120,3 +122,34 @@ def test_settings_of_others_stay_as_they_were(folder, name):
     except PromptError:
         assert name == "broken.jsonl"
     assert ([x.level for x in loggers], datasets.are_progress_bars_disabled()) == before
+
+
+def test_what_is_no_text_is_refused_at_once(tmp_path):
+    for size in (5_000, 2**30):
+        for name in ("x.txt", "x.jsonl"):
+            (tmp_path / name).write_bytes(b"")
+            os.truncate(tmp_path / name, size)
+            start = time.monotonic()
+            with pytest.raises(ValueError, match=r"^text: .* is not a text[^\n]*$"):
+                read_text(tmp_path / name)
+            with pytest.raises(PromptError, match=r"is not a text[^\n]*$"):
+                read_dataset(str(tmp_path / name))
+            assert time.monotonic() - start < 3
+
+
+def test_a_text_is_read_up_to_a_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr("llmprobe.probes.texts.MOST_TEXT_BYTES", 3_000_000)
+    (tmp_path / "x.txt").write_text("a" * 2_999_999 + "b")
+    assert read_text(tmp_path / "x.txt").endswith("ab")
+    (tmp_path / "x.txt").write_text("a" * 3_000_001)
+    with pytest.raises(ValueError, match=r"^text: .* more than 3,000,000 bytes; [^\n]*$"):
+        read_text(tmp_path / "x.txt")
+
+
+def test_a_link_to_a_device_is_refused(tmp_path):
+    for name in ("x", "x.txt"):
+        (tmp_path / name).symlink_to("/dev/zero")
+        with pytest.raises(ValueError, match="is a device"):
+            read_text(tmp_path / name)
+    with pytest.raises(PromptError, match="is a device"):
+        read_dataset(str(tmp_path / "x.txt"))

@@ -17,9 +17,11 @@ import pandas as pd
 import seaborn as sns
 from cycler import cycler
 from matplotlib.axes import Axes
+from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from llmprobe.base.files import replacing
+from llmprobe.base.visible import visible
 
 COLUMN_WIDTH = 3.5
 """Inches: one column of a two-column paper."""
@@ -165,4 +167,28 @@ def styled_axes(
                 n_rows, n_panels, figsize=size, layout="constrained", squeeze=not panels
             )
             ax = grid.ravel() if panels else grid
+        figure = np.atleast_1d(ax).ravel()[0].get_figure(root=True)
+        before = {id(text): text.get_text() for text in figure.findobj(Text)}
         yield ax
+        _show_as_written(figure, before)
+
+
+def _show_as_written(figure: Any, before: Mapping[int, str]) -> None:
+    """Names may have dollar signs or control characters: the words that were added are no code.
+
+    Ticks stay: matplotlib writes powers of ten as mathematics.
+    """
+    ticks = {
+        id(text) for axes in figure.axes for text in (*_ticks(axes.xaxis), *_ticks(axes.yaxis))
+    }
+    for text in figure.findobj(Text):
+        words = text.get_text()
+        if id(text) not in ticks and before.get(id(text), "") != words:
+            text.set_parse_math(False)
+            text.set_text("\n".join(map(visible, words.split("\n"))))
+
+
+def _ticks(axis: Any) -> Iterator[Text]:
+    yield axis.get_offset_text()
+    for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks()):
+        yield from (tick.label1, tick.label2)

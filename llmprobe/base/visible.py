@@ -1,0 +1,6 @@
+"""Text from files made safe to show: names and notes of strangers may hold escape sequences."""
+
+
+def visible(text: str) -> str:
+    """The text with control characters written out, such as \\x1b; all else stays."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

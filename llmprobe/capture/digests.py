@@ -1,0 +1,273 @@
+"""A hash of all that decides what a model computes, so a run is never resumed with another model.
+
+It covers the raw bytes of every parameter and buffer, the config, and the state of every module:
+its class, its plain attributes (an adapter that is switched off, a scale) and the functions that
+users hooked into it. It does not depend on where the model lies: the same weights on another
+device, or offloaded by accelerate, have the same digest.
+
+sha256 is the fastest hash of the standard library on processors that have instructions for it (all
+current ones), and releases Python's lock, so blocks of weights are hashed by several threads.
+"""
+
+import functools
+import hashlib
+import json
+import os
+import re
+import types
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+
+_BLOCK_BYTES = 2**26
+"""Bytes that one thread hashes at a time."""
+_NOT_OF_A_MODEL = ("architectures", "dtype", "torch_dtype", "transformers_version")
+"""Config fields that do not change the computation; the number type is in the weights' facts."""
+_NOT_OF_A_MODULE = {
+    *nn.Module().__dict__,
+    "config",  # read by itself, once
+    "name_or_path",
+    "hf_device_map",
+    "warnings_issued",
+    "gradient_checkpointing",
+    "_hf_hook",
+    "_old_forward",
+    "_is_hf_initialized",
+    "_weight_conversions",
+    "_use_kernels",  # then modules have another forward, which counts
+}
+"""Attributes that do not change the computation: torch's tables, where a model came from."""
+_LOADERS = ("llmprobe", "transformers", "accelerate")
+"""Their hooks watch a model or move its weights."""
+_DEPTH = 8
+
+
+def digest_model(model: nn.Module) -> str:
+    """A hash of the weights, the buffers, the config and the state of every module."""
+    whole = hashlib.sha256(_text(_config_facts(model)))
+    for name, module in model.named_modules(remove_duplicate=False):
+        whole.update(_text([name, type(module).__qualname__, _state(module)]))
+    whole.update(_text([_hook(hook) for hook in _hooks(torch_module, "_global")]))
+    for fact in _digest_tensors(dict(_tensors(model))):
+        whole.update(_text(fact))
+    return whole.hexdigest()
+
+
+def _text(facts: Any) -> bytes:
+    return json.dumps(facts, sort_keys=True, default=lambda x: type(x).__name__).encode()
+
+
+def _config_facts(model: nn.Module) -> dict[str, Any]:
+    config: Any = getattr(model, "config", None)
+    facts: dict[str, Any] = _of_a_model(config.to_dict() if hasattr(config, "to_dict") else {})
+    return facts
+
+
+def _of_a_model(facts: Any) -> Any:
+    """Without the fields that do not change the computation, also in configs inside it."""
+    if not isinstance(facts, Mapping):
+        return facts
+    return {
+        str(name): _of_a_model(value)
+        for name, value in facts.items()
+        if name not in _NOT_OF_A_MODEL and not str(name).startswith("_")
+    }
+
+
+# ---------------------------------------------------------------- weights and buffers
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor by its name, read from where accelerate keeps it if it is offloaded.
+
+    Weights that are tied come under each of their names: whether two equal weights share their
+    memory does not change the computation.
+    """
+    for path, module in model.named_modules(remove_duplicate=False):
+        own = {**module._parameters, **module._buffers, **vars(module)}
+        for name, tensor in own.items():
+            if isinstance(tensor, Tensor) and not _is_history(module, name):
+                shown = f"{path}.{name}".lstrip(".")
+                yield shown, _offloaded(module, name, shown) if tensor.is_meta else tensor
+
+
+def _is_history(module: nn.Module, name: str) -> bool:
+    """True for what rotary embeddings keep of the longest or the last prompt they have seen."""
+    if name.endswith("max_seq_len_cached"):
+        return True
+    match = re.fullmatch(r"(?:(.+)_)?(?:long_)?inv_freq", name)
+    if match is None or name.endswith("original_inv_freq"):
+        return False
+    kind = getattr(module, "rope_type", None)
+    if isinstance(kind, Mapping):
+        kind = kind.get(match[1])
+    return isinstance(kind, str) and ("dynamic" in kind or kind == "longrope")
+
+
+def _offloaded(module: nn.Module, name: str, shown: str) -> Tensor:
+    hook: Any = getattr(module, "_hf_hook", None)
+    for one in getattr(hook, "hooks", (hook,)):
+        weights = getattr(one, "weights_map", None)
+        try:
+            tensor = None if weights is None else weights[name]
+        except KeyError:
+            continue
+        if isinstance(tensor, Tensor) and not tensor.is_meta:
+            return tensor
+    raise ValueError(
+        f"model: {shown} is on the meta device and has no numbers; load the model's weights first"
+    )
+
+
+def _digest_tensors(tensors: Mapping[str, Tensor]) -> Iterator[list[Any]]:
+    """Name, type, shape and hash of each tensor, in the order of the names; each hashed once."""
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
+        hashed: dict[int, list[Any]] = {}
+        for name in sorted(tensors):
+            tensor = tensors[name]
+            if id(tensor) not in hashed:
+                parts = [
+                    [str(part.dtype), list(part.shape), threads.map(_hash_block, _blocks(part))]
+                    for part in _plain(tensor.detach())
+                ]
+                hashed[id(tensor)] = parts
+        found = {
+            key: [[dtype, shape, [*blocks]] for dtype, shape, blocks in parts]
+            for key, parts in hashed.items()
+        }
+    for name in sorted(tensors):
+        yield [name, found[id(tensors[name])]]
+
+
+def _plain(tensor: Tensor) -> Iterator[Tensor]:
+    """Dense tensors with the same content: wrapped and packed ones consist of several."""
+    if hasattr(tensor, "__tensor_flatten__"):
+        names, _ = tensor.__tensor_flatten__()
+        for name in names:
+            yield from _plain(getattr(tensor, name))
+    elif tensor.layout != torch.strided:
+        yield tensor.to_dense()
+    else:
+        yield tensor.resolve_conj().resolve_neg()
+    state: Any = getattr(tensor, "quant_state", None)  # of bitsandbytes: scales apart from weights
+    if state is not None:
+        for item in state.as_dict().values():
+            if isinstance(item, Tensor):
+                yield from _plain(item)
+
+
+def _blocks(tensor: Tensor) -> tuple[Tensor, ...]:
+    """Some rows at a time: the same ones however the tensor lies in memory."""
+    rows = tensor if tensor.dim() else tensor.reshape(1)
+    n_bytes = max(1, rows[:1].numel() * rows.element_size())
+    return rows.split(max(1, _BLOCK_BYTES // n_bytes))
+
+
+def _hash_block(block: Tensor) -> str:
+    flat = block.cpu().contiguous().reshape(-1)
+    return hashlib.sha256(memoryview(flat.view(torch.uint8).numpy())).hexdigest()
+
+
+# ---------------------------------------------------------------- modules
+
+
+def _state(module: nn.Module) -> dict[str, Any]:
+    """What decides a module's outputs besides its tensors and its class."""
+    kept = {
+        name: value
+        for name, value in vars(module).items()
+        if name not in _NOT_OF_A_MODULE and not _is_history(module, name)
+    }
+    forward = vars(module).get("_old_forward", kept.pop("forward", None))
+    if getattr(forward, "__func__", None) is not type(module).forward and forward is not None:
+        kept["forward"] = forward
+    state = {name: _facts(value) for name, value in kept.items() if not isinstance(value, Tensor)}
+    return {
+        "state": {name: fact for name, fact in state.items() if fact is not None},
+        "hooks": [_hook(hook) for hook in _hooks(module)],
+    }
+
+
+def _hooks(owner: Any, start: str = "") -> Iterator[Callable[..., Any]]:
+    for name in (f"{start}_forward_pre_hooks", f"{start}_forward_hooks"):
+        for hook in getattr(owner, name).values():
+            function = inner = hook
+            while isinstance(inner, functools.partial):
+                inner = inner.func
+            origin = getattr(inner, "__module__", None) or type(inner).__module__
+            if origin.partition(".")[0] not in _LOADERS:
+                yield function
+
+
+def _hook(hook: Callable[..., Any]) -> Any:
+    return _facts(hook) or type(hook).__qualname__
+
+
+def _facts(value: Any, depth: int = 0) -> Any:
+    """A plain value as it is, functions by their code and what they hold; None for other objects.
+
+    Nothing here depends on where objects lie in memory: other processes must come to the same.
+    """
+    if value is None or depth > _DEPTH:
+        return None
+    if isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float | complex | bytes | torch.dtype):
+        return repr(value)
+    if isinstance(value, Tensor):
+        return [fact for _, fact in _digest_tensors({"": value})]
+    deeper = functools.partial(_facts, depth=depth + 1)
+    if isinstance(value, Mapping):
+        return [[deeper(key), deeper(item)] for key, item in value.items()]
+    if isinstance(value, list | tuple):
+        return [deeper(item) for item in value]
+    if isinstance(value, set | frozenset):
+        return sorted((deeper(item) for item in value), key=repr)
+    if isinstance(value, functools.partial):
+        return [deeper(value.func), deeper(value.args), deeper(value.keywords)]
+    if isinstance(value, types.MethodType):
+        owner = value.__self__
+        kept = None if isinstance(owner, nn.Module) else deeper(getattr(owner, "__dict__", None))
+        return [deeper(value.__func__), type(owner).__qualname__, kept]
+    if isinstance(value, types.FunctionType):
+        return _function_facts(value, deeper)
+    if isinstance(value, types.BuiltinFunctionType):
+        return value.__qualname__
+    if callable(value) and not isinstance(value, nn.Module | type):
+        return [type(value).__qualname__, deeper(type(value).__call__), deeper(vars(value))]
+    return None
+
+
+def _function_facts(function: types.FunctionType, deeper: Callable[[Any], Any]) -> list[Any]:
+    cells = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
+    used = {
+        name: function.__globals__[name]
+        for name in function.__code__.co_names
+        if isinstance(function.__globals__.get(name), bool | int | float | str | Tensor)
+    }
+    held = (function.__defaults__, function.__kwdefaults__, cells, used)
+    return [function.__qualname__, _code_facts(function.__code__), *map(deeper, held)]
+
+
+def _is_filled(cell: types.CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
+
+
+def _code_facts(code: types.CodeType) -> list[Any]:
+    constants = [
+        _code_facts(x)
+        if isinstance(x, types.CodeType)
+        else sorted(map(repr, x))  # of a set, whose order differs between processes
+        if isinstance(x, frozenset)
+        else repr(x)
+        for x in code.co_consts
+    ]
+    return [code.co_code.hex(), list(code.co_names), constants]

@@ -1,0 +1,186 @@
+"""A stranger's model folder runs no code and ends in one line, within seconds."""
+
+import base64
+import json
+import os
+import struct
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from saved_models import refusal
+
+from llmprobe.capture.loading import load_model
+
+
+@pytest.fixture(autouse=True)
+def within_seconds():
+    start = time.monotonic()
+    yield
+    assert time.monotonic() - start < 20
+
+
+def change(folder, **facts):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | facts))
+
+
+@pytest.fixture
+def no_kernel(monkeypatch):
+    """Fails the test if transformers gets as far as fetching a kernel."""
+
+    def fetch(*_, **__):
+        pytest.fail("a kernel was fetched")
+
+    monkeypatch.setattr("transformers.modeling_utils.lazy_import_flash_attention", fetch)
+
+
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
+@pytest.mark.parametrize("name", ["someone/kernel", "someone/kernel@v1:f", "nonsense", 3])
+@pytest.mark.parametrize("inside", [None, "text_config", "deeper"])
+def test_a_config_cannot_choose_code_from_the_hub(llama, no_kernel, key, name, inside):
+    fact = {key: name}
+    deep = {"vision_config": [{"x": fact}]}
+    change(llama, **(fact if inside is None else deep if inside == "deeper" else {inside: fact}))
+    assert "trust_remote_code=True" in refusal(llama)
+
+
+@pytest.mark.parametrize("name", ["someone/kernel", "paged|someone/kernel", {"": "a/b"}])
+def test_nor_does_the_argument_without_trust(llama, no_kernel, name):
+    assert "trust_remote_code=True" in refusal(llama, attn_implementation=name)
+
+
+@pytest.mark.parametrize("name", ["sdpa", "eager", None])
+def test_known_backends_are_accepted(llama, name):
+    change(llama, attn_implementation=name)
+    assert load_model(llama).attention in ("sdpa", "eager")
+
+
+def index(folder, file):
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": dict.fromkeys(weights, file)})
+    )
+    return weights
+
+
+@pytest.mark.parametrize(
+    "file", ["weights.bin", "weights.pt", "weights.pkl", "weights", "w.SAFETENSORS"]
+)
+def test_an_index_of_safetensors_names_no_pickle(llama, file):
+    weights = index(llama, file)
+    (llama / "model.safetensors").unlink()
+    torch.save(weights, llama / file)
+    save_file({"a": torch.zeros(1)}, llama / "other.safetensors")
+    assert "allow_pickle=True" in refusal(llama)
+    load_model(llama, allow_pickle=True)
+
+
+@pytest.mark.parametrize("start", ["../other/", "/", "sub/", "..\\"])
+def test_an_index_names_no_other_folder(llama, start):
+    index(llama, f"{start}model.safetensors")
+    for options in ({}, {"allow_pickle": True}):
+        assert "another folder" in refusal(llama, **options)
+
+
+@pytest.mark.parametrize("file", ["pytorch_model.bin", "../model.safetensors"])
+def test_a_config_names_no_pickle(llama, file):
+    torch.save(load_file(llama / "model.safetensors"), llama / "pytorch_model.bin")
+    change(llama, transformers_weights=file)
+    assert refusal(llama)
+
+
+def test_an_index_that_is_right_is_loaded(llama):
+    before = load_model(llama).model.state_dict()
+    index(llama, "part.safetensors")
+    (llama / "model.safetensors").rename(llama / "part.safetensors")
+    after = load_model(llama).model.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ({"num_hidden_layers": 9_999}, "not one for each layer"),
+        ({"text_config": {"num_hidden_layers": 9_999}}, "not one for each layer"),
+        ({"num_experts": 10**6}, "no model has so many"),
+        ({"intermediate_size": 10**12}, "GiB for its weights"),
+    ],
+)
+def test_more_than_the_weights_have_is_refused_before_it_is_made(llama, facts, said):
+    change(llama, **facts)
+    start = time.monotonic()
+    assert said in refusal(llama)
+    assert time.monotonic() - start < 3
+
+
+def step(kind, **facts):
+    return {"type": kind, **facts}
+
+
+def replace(n_letters):
+    return step("Replace", pattern={"Regex": "."}, content="a" * n_letters)
+
+
+BOMBS = {
+    "one step": replace(10**6),
+    "many steps": step("Sequence", normalizers=[replace(4)] * 12),
+    "nested": step("Sequence", normalizers=[step("Sequence", normalizers=[replace(50)] * 3)]),
+    "before it": step("Prepend", prepend="a" * 10**7),
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_tokenizer_cannot_make_a_flood_of_a_letter(llama, bomb):
+    path = llama / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"normalizer": BOMBS[bomb]}))
+    assert "letters of one" in refusal(llama)
+
+
+def test_a_table_of_letters_is_read_too(llama):
+    table = struct.pack("<I", 4) + bytes(4) + b"a" * 10**6 + b"\0"
+    normalizer = step("Precompiled", precompiled_charsmap=base64.b64encode(table).decode())
+    path = llama / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"normalizer": normalizer}))
+    assert "letters of one" in refusal(llama)
+
+
+def test_a_usual_normalizer_is_accepted(llama):
+    steps = [step("Prepend", prepend="▁"), step("Replace", pattern={"String": " "}, content="▁")]
+    path = llama / "tokenizer.json"
+    sequence = step("Sequence", normalizers=[*steps, step("NFKC")])
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"normalizer": sequence}))
+    assert load_model(llama).tokenizer is not None
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+def test_a_gigabyte_of_nothing_is_no_json(llama, name):
+    for size in (10_000, 2**30):
+        (llama / name).write_bytes(b"")
+        os.truncate(llama / name, size)
+        assert "not a text" in refusal(llama) or "which is no model's" in refusal(llama)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_link_to_a_device_is_no_file(llama, name):
+    (llama / name).unlink()
+    (llama / name).symlink_to("/dev/zero")
+    assert "no plain file" in refusal(llama)
+
+
+def test_a_device_is_no_model(tmp_path):
+    for name in ("x", "x.gguf"):
+        (tmp_path / name).symlink_to("/dev/zero")
+        assert "file" in refusal(tmp_path / name)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.complex64])
+def test_weights_of_another_kind_of_number_are_named(llama, dtype):
+    weights = load_file(llama / "model.safetensors")
+    name = "model.layers.0.mlp.up_proj.weight"
+    weights[name] = weights[name].to(dtype)
+    save_file(weights, llama / "model.safetensors", {"format": "pt"})
+    text = refusal(llama)
+    assert name in text
+    assert str(dtype).removeprefix("torch.") in text
