@@ -21,9 +21,17 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo import OptimizedModule
 
 from llmprobe.base.machine import evaluating
-from llmprobe.capture.calls import BASES, AttentionCall, can_listen, listening, uses_interface
+from llmprobe.capture.calls import (
+    BASES,
+    AttentionCall,
+    can_listen,
+    listening,
+    routed,
+    uses_interface,
+)
 from llmprobe.capture.loading import AnyModel, module_of
 from llmprobe.errors import UnsupportedModelError
 
@@ -84,10 +92,30 @@ def attention_layers(model: AnyModel) -> tuple[AttentionLayer, ...]:
     is cached until the model's structure changes.
     """
     model = module_of(model)
+    _check_plain(model)
     structure = hash(tuple((name, type(module)) for name, module in model.named_modules()))
     if model not in _known or _known[model][0] != structure:
         _known[model] = structure, tuple(_discover(model))
     return _known[model][1]
+
+
+def _check_plain(model: nn.Module) -> None:
+    """Refuse wrappers that run something else than the module's own forward, and empty weights."""
+    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} runs copies of the model; give model.module, and call it"
+        )
+    if isinstance(model, OptimizedModule) or model._compiled_call_impl is not None:
+        raise UnsupportedModelError(
+            "the model is compiled, and compiled code skips hooks; give the model as it was before "
+            "torch.compile (compiled._orig_mod), and call that"
+        )
+    weights = next(model.parameters(), None)
+    hooked = any(hasattr(module, "_hf_hook") for module in model.modules())
+    if weights is not None and weights.device.type == "meta" and not hooked:
+        raise UnsupportedModelError(
+            "the model is on the meta device, which has shapes but no numbers; load its weights"
+        )
 
 
 def choose_layers(
@@ -241,16 +269,11 @@ def eager_weights(model: nn.Module, layers: Sequence[AttentionLayer] = ()) -> It
                 f"attn_implementation={name!r}) computes no attention weights; choose other layers"
             )
     configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
-    names = {key: getattr(c, "_attn_implementation", None) for key, c in configs.items()}
-    try:
-        for key, config in configs.items():
-            if names[key] is not None:
-                config._attn_implementation = "eager"
+    with ExitStack() as stack:
+        for config in configs.values():
+            if getattr(config, "_attn_implementation", None) is not None:
+                stack.enter_context(routed(config, eager=True))
         yield
-    finally:
-        for key, config in configs.items():
-            if names[key] is not None:
-                config._attn_implementation = names[key]
 
 
 @dataclass

@@ -2,8 +2,8 @@
 
 In a causal model the output at position N − 1 of a long prompt *is* the last output of its first N
 tokens. One pass over the longest prompts therefore serves all lengths, where the prompts are
-prefixes of each other and the model agrees (dynamic position scaling does not: `prefixes_agree`
-runs a short one to see). Else there is one pass per length. Each forward ends behind the deepest
+prefixes of each other and the model agrees (dynamic position scaling does not; `agreement` runs
+one prompt to see). Else there is one pass per length. Each forward ends behind the deepest
 wanted attention module. Where memory runs out, batches are halved, then prompts are cut into
 chunks over a key-value cache.
 """
@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -22,7 +22,6 @@ from transformers import DynamicCache
 
 from llmprobe.base.machine import free_memory, is_out_of_memory
 from llmprobe.capture.discovery import AttentionLayer, attention_layers, input_device
-from llmprobe.capture.outputs import capture_attention
 from llmprobe.errors import OutOfMemoryError
 from llmprobe.probes.prompts import Prompts
 from llmprobe.probes.tallies import N_GROUPS
@@ -162,85 +161,6 @@ def _batch_size(batch_tokens: int, length: int, n_prompts: int) -> int:
     return max(1, min(batch_tokens // length, share, n_prompts))
 
 
-def prefixes_agree(
-    model: nn.Module, prompts: Prompts, lengths: Sequence[int], layers: Sequence[AttentionLayer]
-) -> bool:
-    """Whether a prompt gives what it gives as the beginning of the longest one.
-
-    Looked at where the next to longest ends, and the shortest: scaling of positions shows best
-    where there are many keys. Where the longest does not fit the memory, shorter ones are tried.
-    Attention that answers for the last token alone has nothing to show for the beginning.
-    """
-    if any(layer.last_only for layer in layers):
-        return False
-    long, short = max(lengths), sorted(lengths)[-2]
-    positions = [min(lengths) - 1, short - 1]
-    while True:
-        try:
-            # The short one first: dynamic scaling remembers the longest prompt that it has seen.
-            alone, inside = (_heads(model, prompts, layers, n, positions) for n in (short, long))
-            return _agree(model, inside, alone)
-        except Exception as error:
-            if not is_out_of_memory(error) or short < 2:
-                raise
-            long, short = long // 2, min(short, long // 2 - 1)
-            positions = [min(position, short - 1) for position in positions]
-
-
-def chunks_agree(model: nn.Module, prompts: Prompts, layers: Sequence[AttentionLayer]) -> bool:
-    """Whether a short prompt in chunks over a cache gives what it gives as a whole.
-
-    Not every state-space or sparse layer goes on where its cache has stopped; attention that
-    answers for the last token alone has no cache.
-    """
-    if any(layer.last_only for layer in layers):
-        return False
-    length = min(prompts.longest, 100)
-    while length >= 3:
-        positions = list(range(length - 1, -1, -7))[::-1]
-        cuts = (None, max(1, length // 6))
-        try:
-            whole, cut = (_heads(model, prompts, layers, length, positions, c) for c in cuts)
-            return _agree(model, whole, cut, strictly=True)
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-        length //= 2
-    return True
-
-
-def _heads(
-    model: nn.Module,
-    prompts: Prompts,
-    layers: Sequence[AttentionLayer],
-    length: int,
-    positions: list[int],
-    chunk: int | None = None,
-) -> Tensor:
-    """Head outputs of the first prompt, all layers' in one row."""
-    numbers = [layer.layer for layer in layers]
-
-    def observe(wanted: list[int]) -> Any:
-        return capture_attention(
-            model, numbers, positions=wanted, at="heads", stop=True, device="cpu"
-        )
-
-    with torch.inference_mode():
-        tokens = prompts.batch([0], length).to(input_device(model))
-        parts = _forward(model, tokens, positions, chunk, observe)
-    joined = [torch.cat([part[n] for part in parts], dim=1) for n in numbers]
-    return torch.cat([x.float().flatten() for x in joined])
-
-
-def _agree(model: nn.Module, a: Tensor, b: Tensor, *, strictly: bool = False) -> bool:
-    """By the root mean square of the difference, or strictly by the largest one."""
-    exact = next(model.parameters()).dtype in (torch.float32, torch.float64)
-    scale = b.square().mean().sqrt()
-    if strictly:
-        return bool((a - b).abs().max() <= (1e-3 if exact else 0.2) * scale)
-    return bool((a - b).square().mean().sqrt() <= (1e-3 if exact else 0.02) * scale)
-
-
 @dataclass(frozen=True)
 class Sweep:
     """What running a piece takes."""
@@ -251,6 +171,8 @@ class Sweep:
     observe: Observe
     may_chunk: Callable[[], bool]
     """Asked once memory runs out: whether prompts may be cut into chunks."""
+    _length: list[int] = field(default_factory=list, init=False)
+    """Of the last piece: before another one the model has to forget it."""
 
     def run(
         self,
@@ -259,6 +181,9 @@ class Sweep:
         advance: Callable[[int], object] = lambda n_tokens: None,
     ) -> None:
         """Run the batches of a piece; `advance` is told of every token that is done."""
+        if self._length != [piece.lengths[-1]]:
+            forget_lengths(self.model, self.prompts)
+            self._length[:] = [piece.lengths[-1]]
         for batch in piece.batches:
             self._run(list(batch), piece.lengths, self.plan.chunk, consume)
             advance(len(batch) * piece.lengths[-1])
@@ -278,7 +203,7 @@ class Sweep:
                 # Nothing is consumed before the whole batch is through: a retry counts none twice.
                 tokens = self.prompts.batch(indices, length).to(device)
                 positions = [n - 1 for n in lengths]
-                parts = _forward(self.model, tokens, positions, chunk, self.observe)
+                parts = forward_at(self.model, tokens, positions, chunk, self.observe)
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
@@ -312,9 +237,10 @@ def forget_lengths(model: nn.Module, prompts: Prompts) -> None:
         model(tokens.to(input_device(model)), **_options(model))
 
 
-def _forward(
+def forward_at(
     model: nn.Module, tokens: Tensor, positions: list[int], chunk: int | None, observe: Observe
 ) -> list[Mapping[int, Any]]:
+    """Run prompts whole or in chunks over a cache; what is captured, in parts by positions."""
     length = tokens.shape[1]
     if chunk is None or chunk >= length:
         with observe(positions) as captured:
