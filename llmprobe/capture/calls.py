@@ -322,6 +322,26 @@ for _name in BASES:
     AttentionMaskInterface.register(_PREFIX + _name, ALL_MASK_ATTENTION_FUNCTIONS[_name])
 
 
+def check_plain(model: nn.Module) -> None:
+    """Refuse wrappers that do not run the module's own forward, and models without weights."""
+    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} runs copies of the model; give model.module, and call it"
+        )
+    if "_orig_mod" in model._modules or model._compiled_call_impl is not None:
+        raise UnsupportedModelError(
+            "the model is compiled, and compiled code skips hooks; give the model as it was before "
+            "torch.compile (compiled._orig_mod), and call that"
+        )
+    weights = next(model.parameters(), None)
+    if weights is None or weights.device.type != "meta":
+        return
+    if not any(hasattr(module, "_hf_hook") for module in model.modules()):
+        raise UnsupportedModelError(
+            "the model is on the meta device, which has shapes but no numbers; load its weights"
+        )
+
+
 def own_forward(module: nn.Module) -> Any:
     """The forward of the module's class, without wrappers."""
     return inspect.unwrap(type(module).forward)

@@ -21,14 +21,16 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch._dynamo import OptimizedModule
 
 from llmprobe.base.machine import evaluating
 from llmprobe.capture.calls import (
     BASES,
     AttentionCall,
+    Owner,
     can_listen,
+    check_plain,
     listening,
+    lock,
     routed,
     uses_interface,
 )
@@ -92,30 +94,12 @@ def attention_layers(model: AnyModel) -> tuple[AttentionLayer, ...]:
     is cached until the model's structure changes.
     """
     model = module_of(model)
-    _check_plain(model)
+    check_plain(model)
     structure = hash(tuple((name, type(module)) for name, module in model.named_modules()))
-    if model not in _known or _known[model][0] != structure:
-        _known[model] = structure, tuple(_discover(model))
-    return _known[model][1]
-
-
-def _check_plain(model: nn.Module) -> None:
-    """Refuse wrappers that run something else than the module's own forward, and empty weights."""
-    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        raise UnsupportedModelError(
-            f"{type(model).__name__} runs copies of the model; give model.module, and call it"
-        )
-    if isinstance(model, OptimizedModule) or model._compiled_call_impl is not None:
-        raise UnsupportedModelError(
-            "the model is compiled, and compiled code skips hooks; give the model as it was before "
-            "torch.compile (compiled._orig_mod), and call that"
-        )
-    weights = next(model.parameters(), None)
-    hooked = any(hasattr(module, "_hf_hook") for module in model.modules())
-    if weights is not None and weights.device.type == "meta" and not hooked:
-        raise UnsupportedModelError(
-            "the model is on the meta device, which has shapes but no numbers; load its weights"
-        )
+    with lock:  # one thread looks, the others wait for its answer
+        if model not in _known or _known[model][0] != structure:
+            _known[model] = structure, tuple(_discover(model))
+        return _known[model][1]
 
 
 def choose_layers(
@@ -303,7 +287,7 @@ def _observe(
     def watch(note: _Seen) -> Any:
         def hook(child: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             given = _tensors(args, kwargs)
-            if not given or not isinstance(output, Tensor):
+            if not owner.here() or not given or not isinstance(output, Tensor):
                 return
             if _has_matrix(child):
                 note.projection, note.projection_size = child, given[0].shape[-1]
@@ -314,6 +298,8 @@ def _observe(
         return hook
 
     def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if not owner.here():
+            return
         note, x = seen[id(module)], first_tensor(output)
         note.hidden_size = x.shape[-1]
         note.last_only = x.shape[:2] == (1, 1)
@@ -333,6 +319,8 @@ def _observe(
                 note.returns_projected = True
 
     with ExitStack() as stack:
+        owner = Owner()
+        stack.callback(owner.leave)
         for module in attention:
             # First: other hooks may change what the module returned.
             handle = module.register_forward_hook(after, with_kwargs=True, prepend=True)

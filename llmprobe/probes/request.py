@@ -23,9 +23,8 @@ from llmprobe.capture.discovery import (
     parse_layers,
 )
 from llmprobe.capture.loading import LoadedModel, digest_model
-from llmprobe.probes.agreement import chunks_agree, prefixes_agree
 from llmprobe.probes.prompts import Prompts, check_kind, make_prompts
-from llmprobe.probes.sweeps import SweepPlan, plan_sweep
+from llmprobe.probes.sweeps import SweepPlan, chunks_agree, plan_sweep, prefixes_agree
 from llmprobe.probes.tallies import Part
 from llmprobe.probes.texts import check_name, read_dataset, read_text
 from llmprobe.results.base import Provenance

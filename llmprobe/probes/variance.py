@@ -28,11 +28,10 @@ from llmprobe.capture.discovery import AttentionLayer, LayerChoice, attention_la
 from llmprobe.capture.loading import AnyModel, LoadedModel
 from llmprobe.capture.outputs import AT, capture_attention
 from llmprobe.errors import CaptureError, OutOfMemoryError
-from llmprobe.probes.agreement import chunks_agree
 from llmprobe.probes.probe import LoadOptions, Probe, start
 from llmprobe.probes.request import DEFAULT_LENGTHS, Request, check_count, prepare
 from llmprobe.probes.summaries import NOTHING_FINITE, by_series, few_prompts, left_out, rounded
-from llmprobe.probes.sweeps import Piece, Sweep
+from llmprobe.probes.sweeps import Piece, Sweep, chunks_agree
 from llmprobe.probes.tallies import N_GROUPS, Evidence, Tally
 from llmprobe.results.variance import VarianceResult
 

@@ -12,7 +12,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from llmprobe import probe_attention, probe_variance
 from llmprobe.probes import request
-from llmprobe.probes.agreement import lengths_to_check, thresholds
+from llmprobe.probes.sweeps import lengths_to_check, thresholds
 
 ORIGINAL = 32
 """Positions that the tiny models pretend to be trained for, before scaling."""

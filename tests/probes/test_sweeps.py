@@ -14,9 +14,8 @@ from llmprobe import (
     probe_attention,
     probe_variance,
 )
-from llmprobe.probes.agreement import chunks_agree, prefixes_agree
 from llmprobe.probes.prompts import make_prompts
-from llmprobe.probes.sweeps import Sweep, forget_lengths, plan_sweep
+from llmprobe.probes.sweeps import Sweep, chunks_agree, forget_lengths, plan_sweep, prefixes_agree
 from llmprobe.synthetic.set_network import SetNetwork
 
 LENGTHS = (4, 8, 24, 100)
