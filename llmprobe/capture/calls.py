@@ -8,16 +8,22 @@ listener can compute the rows of chosen queries, and may return the output in pl
 Weights come from the model file's own eager function, run on the chosen queries only. They
 therefore include whatever a family does to its softmax (soft caps, learned sinks, windows). Outputs
 of chosen queries come from the function that the model would have used.
+
+A model may have several users at once. Whoever listens hears only the calls of its own thread and
+context (`Owner`); the name in the config is shared, and is restored once nobody needs it.
 """
 
 import inspect
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS as _INTERFACE
@@ -133,8 +139,49 @@ class AttentionCall:
         return torch.arange(n_keys, device=index.device) <= last[:, None, :, None]
 
 
+lock = threading.RLock()
+"""For what all threads share: the listeners, the names in configs, wrapped forwards."""
+_inside: ContextVar[frozenset["Owner"]] = ContextVar("llmprobe_inside", default=frozenset())
+
+
+class Owner:
+    """The thread and the context (of an asyncio task) that a capture belongs to."""
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+        _inside.set(_inside.get() | {self})
+
+    def here(self) -> bool:
+        """True if the code that runs now belongs to the owner."""
+        return threading.get_ident() == self.thread and self in _inside.get()
+
+    def leave(self) -> None:
+        self.thread = -1  # contexts of tasks that were made meanwhile keep a copy of us
+        _inside.set(_inside.get() - {self})
+
+
+_hooks: dict[int, Owner] = {}
+
+
+def own_hook(
+    register: Callable[[], RemovableHandle], owner: Owner, stack: ExitStack
+) -> RemovableHandle:
+    """Register a hook until the stack closes; in between `owner_of` knows whose it is."""
+    with lock:
+        handle = register()
+        _hooks[handle.id] = owner
+    stack.callback(_hooks.pop, handle.id, None)
+    stack.callback(handle.remove)
+    return handle
+
+
+def owner_of(hook: int) -> Owner | None:
+    """Whose hook this is, by its number; None if it is not one of a capture."""
+    return _hooks.get(hook)
+
+
 Listener = Callable[[AttentionCall], Tensor | None]
-_listeners: dict[int, list[Listener]] = {}
+_listeners: dict[int, tuple[tuple[Owner, Listener], ...]] = {}
 
 
 def uses_interface(module: nn.Module) -> bool:
@@ -152,7 +199,7 @@ def own_eager(module: nn.Module) -> Callable[..., tuple[Tensor, Tensor]]:
 
 @contextmanager
 def listening(modules: Iterable[nn.Module], listener: Listener) -> Iterator[None]:
-    """Let `listener` see every attention call of the modules.
+    """Let `listener` see every attention call of the modules, in this thread and context.
 
     It may return head outputs (batch, queries, heads, value size), which replace the module's.
     """
@@ -160,15 +207,19 @@ def listening(modules: Iterable[nn.Module], listener: Listener) -> Iterator[None
     configs: dict[int, Any] = {id(m.config): m.config for m in modules}
     with ExitStack() as stack:
         for config in configs.values():
-            stack.enter_context(_routed(config))
+            stack.enter_context(routed(config))
+        owner = Owner()
+        stack.callback(owner.leave)
         for module in modules:
-            _listeners.setdefault(id(module), []).append(listener)
-            stack.callback(_remove, id(module), listener)
+            with lock:
+                _listeners[id(module)] = (*_listeners.get(id(module), ()), (owner, listener))
+            stack.callback(_remove, id(module), owner)
         yield
 
 
-def n_listeners(module: nn.Module) -> int:
-    return len(_listeners.get(id(module), ()))
+def listeners_here(module: nn.Module) -> list[Listener]:
+    """Those of this thread and context."""
+    return [listener for owner, listener in _listeners.get(id(module), ()) if owner.here()]
 
 
 def can_listen(module: nn.Module) -> bool:
@@ -176,43 +227,69 @@ def can_listen(module: nn.Module) -> bool:
     return uses_interface(module) and _base(module.config) is not None
 
 
-_routes: dict[int, tuple[Any, int]] = {}
+@dataclass
+class _Route:
+    """The name of the attention function in a config, and who wants another one there."""
+
+    config: Any
+    before: str | None
+    n_listening: int = 0
+    n_eager: int = 0
+
+    def update(self) -> None:
+        name = "eager" if self.n_eager else self.before
+        if self.n_listening:
+            name = _PREFIX + (_base_of(name) or "sdpa")
+        self.config._attn_implementation = name
+
+
+_routes: dict[int, _Route] = {}
 
 
 @contextmanager
-def _routed(config: Any) -> Iterator[None]:
-    """Put the name of our function into the config; the last user restores the old name."""
-    base = _base(config)
-    if base is None:
-        raise UnsupportedModelError(
-            f"attn_implementation={config._attn_implementation!r} cannot be captured; load the "
-            'model with attn_implementation="sdpa" or "eager"'
-        )
-    before, n_users = _routes.get(id(config), (config._attn_implementation, 0))
-    _routes[id(config)] = before, n_users + 1
-    config._attn_implementation = _PREFIX + base
+def routed(config: Any, *, eager: bool = False) -> Iterator[None]:
+    """Put the name of our function, or of the eager one, into a config that all threads share.
+
+    The name follows from all that is wanted at the time, so users may leave in any order; the last
+    one restores what was there.
+    """
+    which = "n_eager" if eager else "n_listening"
+    with lock:
+        if not eager and _base(config) is None:
+            raise UnsupportedModelError(
+                f"attn_implementation={config._attn_implementation!r} cannot be captured; load "
+                'the model with attn_implementation="sdpa" or "eager"'
+            )
+        route = _routes.setdefault(id(config), _Route(config, config._attn_implementation))
+        setattr(route, which, getattr(route, which) + 1)
+        route.update()
     try:
         yield
     finally:
-        before, n_users = _routes.pop(id(config))
-        if n_users > 1:
-            _routes[id(config)] = before, n_users - 1
-        else:
-            config._attn_implementation = before
+        with lock:
+            setattr(route, which, getattr(route, which) - 1)
+            route.update()
+            if not route.n_listening and not route.n_eager:
+                del _routes[id(config)]
 
 
 def _base(config: Any) -> str | None:
-    name: str = (config._attn_implementation or "eager").removeprefix(_PREFIX)
+    return _base_of(config._attn_implementation)
+
+
+def _base_of(name: str | None) -> str | None:
+    name = (name or "eager").removeprefix(_PREFIX)
     # Masks of flash and flex kernels have no rows; sdpa computes the same.
     return "sdpa" if name.startswith(("flash", "flex")) else name if name in BASES else None
 
 
-def _remove(key: int, listener: Listener) -> None:
-    others = [other for other in _listeners.get(key, []) if other is not listener]
-    if others:
-        _listeners[key] = others
-    else:
-        _listeners.pop(key, None)
+def _remove(key: int, owner: Owner) -> None:
+    with lock:
+        others = tuple(pair for pair in _listeners.get(key, ()) if pair[0] is not owner)
+        if others:
+            _listeners[key] = others
+        else:
+            _listeners.pop(key, None)
 
 
 def _attention_function(base: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
@@ -225,12 +302,13 @@ def _attention_function(base: str) -> Callable[..., tuple[Tensor, Tensor | None]
         **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
         call = AttentionCall(module, query, key, value, attention_mask, options, base)
-        if (name := call.per_query()) is not None:
+        listeners = listeners_here(module)
+        if listeners and (name := call.per_query()) is not None:
             raise UnsupportedModelError(
                 f"{type(module).__name__} gives its attention function {name!r}, which cannot be "
                 "sliced by query; capture whole outputs (positions=None) instead"
             )
-        given = [listener(call) for listener in _listeners.get(id(module), ())]
+        given = [listener(call) for listener in listeners]
         outputs = [output for output in given if output is not None]
         if outputs:
             return outputs[-1], None
@@ -242,6 +320,26 @@ def _attention_function(base: str) -> Callable[..., tuple[Tensor, Tensor | None]
 for _name in BASES:
     AttentionInterface.register(_PREFIX + _name, _attention_function(_name))
     AttentionMaskInterface.register(_PREFIX + _name, ALL_MASK_ATTENTION_FUNCTIONS[_name])
+
+
+def check_plain(model: nn.Module) -> None:
+    """Refuse wrappers that do not run the module's own forward, and models without weights."""
+    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} runs copies of the model; give model.module, and call it"
+        )
+    if "_orig_mod" in model._modules or model._compiled_call_impl is not None:
+        raise UnsupportedModelError(
+            "the model is compiled, and compiled code skips hooks; give the model as it was before "
+            "torch.compile (compiled._orig_mod), and call that"
+        )
+    weights = next(model.parameters(), None)
+    if weights is None or weights.device.type != "meta":
+        return
+    if not any(hasattr(module, "_hf_hook") for module in model.modules()):
+        raise UnsupportedModelError(
+            "the model is on the meta device, which has shapes but no numbers; load its weights"
+        )
 
 
 def own_forward(module: nn.Module) -> Any:

@@ -23,7 +23,17 @@ import torch
 from torch import Tensor, nn
 
 from llmprobe.base.machine import evaluating
-from llmprobe.capture.calls import BASES, AttentionCall, can_listen, listening, uses_interface
+from llmprobe.capture.calls import (
+    BASES,
+    AttentionCall,
+    Owner,
+    can_listen,
+    check_plain,
+    listening,
+    lock,
+    routed,
+    uses_interface,
+)
 from llmprobe.capture.loading import AnyModel, module_of
 from llmprobe.errors import UnsupportedModelError
 
@@ -84,10 +94,12 @@ def attention_layers(model: AnyModel) -> tuple[AttentionLayer, ...]:
     is cached until the model's structure changes.
     """
     model = module_of(model)
+    check_plain(model)
     structure = hash(tuple((name, type(module)) for name, module in model.named_modules()))
-    if model not in _known or _known[model][0] != structure:
-        _known[model] = structure, tuple(_discover(model))
-    return _known[model][1]
+    with lock:  # one thread looks, the others wait for its answer
+        if model not in _known or _known[model][0] != structure:
+            _known[model] = structure, tuple(_discover(model))
+        return _known[model][1]
 
 
 def choose_layers(
@@ -241,16 +253,11 @@ def eager_weights(model: nn.Module, layers: Sequence[AttentionLayer] = ()) -> It
                 f"attn_implementation={name!r}) computes no attention weights; choose other layers"
             )
     configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
-    names = {key: getattr(c, "_attn_implementation", None) for key, c in configs.items()}
-    try:
-        for key, config in configs.items():
-            if names[key] is not None:
-                config._attn_implementation = "eager"
+    with ExitStack() as stack:
+        for config in configs.values():
+            if getattr(config, "_attn_implementation", None) is not None:
+                stack.enter_context(routed(config, eager=True))
         yield
-    finally:
-        for key, config in configs.items():
-            if names[key] is not None:
-                config._attn_implementation = names[key]
 
 
 @dataclass
@@ -280,7 +287,7 @@ def _observe(
     def watch(note: _Seen) -> Any:
         def hook(child: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             given = _tensors(args, kwargs)
-            if not given or not isinstance(output, Tensor):
+            if not owner.here() or not given or not isinstance(output, Tensor):
                 return
             if _has_matrix(child):
                 note.projection, note.projection_size = child, given[0].shape[-1]
@@ -291,6 +298,8 @@ def _observe(
         return hook
 
     def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if not owner.here():
+            return
         note, x = seen[id(module)], first_tensor(output)
         note.hidden_size = x.shape[-1]
         note.last_only = x.shape[:2] == (1, 1)
@@ -310,6 +319,8 @@ def _observe(
                 note.returns_projected = True
 
     with ExitStack() as stack:
+        owner = Owner()
+        stack.callback(owner.leave)
         for module in attention:
             # First: other hooks may change what the module returned.
             handle = module.register_forward_hook(after, with_kwargs=True, prepend=True)

@@ -14,6 +14,7 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 from llmprobe.capture.calls import can_listen, listening
 from llmprobe.capture.discovery import AttentionLayer, LayerChoice, first_tensor
 from llmprobe.capture.loading import AnyModel
-from llmprobe.capture.session import Positions, Session, wrap_forward
+from llmprobe.capture.session import Positions, Session, wrap_method
 from llmprobe.capture.single_positions import FewPositions
 from llmprobe.errors import CaptureError
 
@@ -57,6 +58,9 @@ def capture_attention(
     `device`: where to keep the tensors; None leaves them where they are.
 
     Several forwards append along the batch. Leaving the block checks that every hook has fired.
+    Only forwards of the thread (and asyncio task) that entered the block are captured; others run
+    undisturbed. Positions count the tokens of one forward. Inside `model.generate(...)` every new
+    token is a forward, so only positions=-1 and None are accepted there, and no stop=True.
     """
     if at not in AT:
         raise ValueError(f"at: got {at!r}, accepted: {', '.join(AT)}")
@@ -90,12 +94,11 @@ class AttentionCapture(Session[Tensor]):
         for layer in self.layers:
             if self.at == "output":
                 source = self.model.get_submodule(layer.output)
-                handle = source.register_forward_hook(self._output_hook(layer))
+                register = partial(source.register_forward_hook, self._output_hook(layer))
             else:
-                handle = self.projection(layer).register_forward_pre_hook(
-                    self._heads_hook(layer), with_kwargs=True
-                )
-            self.own(stack, handle)
+                source, hook = self.projection(layer), self._heads_hook(layer)
+                register = partial(source.register_forward_pre_hook, hook, with_kwargs=True)
+            self.own(stack, register)
         narrow = self.stop and self.positions is not None and self.deepest.interface
         if narrow and can_listen(self.module(self.deepest)):
             self._attach_narrow(stack)
@@ -106,6 +109,8 @@ class AttentionCapture(Session[Tensor]):
         self._few = few = FewPositions(module)
 
         def around(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            if not self.here():
+                return forward(*args, **kwargs)
             self._narrow = False
             given = few.arguments(*args, **kwargs)
             # Other hooks on this layer need the whole output.
@@ -117,18 +122,20 @@ class AttentionCapture(Session[Tensor]):
                     return few.run(forward, given, index)
             return forward(*args, **kwargs)
 
-        wrap_forward(module, around, stack)
+        wrap_method(module, around, stack)
         stack.enter_context(listening([module], few.listen))
 
     def _output_hook(self, layer: AttentionLayer) -> Callable[[nn.Module, Any, Any], None]:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
-            self._keep(layer, self._wanted(layer, first_tensor(output)))
+            if self.here():
+                self._keep(layer, self._wanted(layer, first_tensor(output)))
 
         return hook
 
     def _heads_hook(self, layer: AttentionLayer) -> Callable[[nn.Module, Any, Any], None]:
-        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
-            if self._few is not None and self._few.trying:
+        # Without kwargs while another thread attaches or removes it.
+        def hook(module: nn.Module, args: Any, kwargs: Any = None) -> None:
+            if not self.here() or (self._few is not None and self._few.trying):
                 return
             x = args[0] if args else next(iter(kwargs.values()))
             heads = self._wanted(layer, x).unflatten(-1, (layer.n_heads, layer.head_size))

@@ -13,6 +13,7 @@ if it fits in memory.
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 import torch
@@ -145,8 +146,8 @@ class RowCapture(Session[Rows]):
             stack.enter_context(eager_weights(self.model, self._whole))
         stack.enter_context(listening(modules, listen))
         for layer in self._whole:
-            handle = self.module(layer).register_forward_hook(self._weights_hook(layer))
-            self.own(stack, handle)
+            hook = self._weights_hook(layer)
+            self.own(stack, partial(self.module(layer).register_forward_hook, hook))
 
     def before_forward(self, given: dict[str, Any]) -> None:
         """Refuse whole matrices that do not fit in memory."""
@@ -170,6 +171,8 @@ class RowCapture(Session[Rows]):
 
     def _weights_hook(self, layer: AttentionLayer) -> Callable[[nn.Module, Any, Any], None]:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
+            if not self.here():
+                return
             length = output[0].shape[1]
             # For a single query some modules return (batch, heads, tokens).
             given = [x for x in output[1:] if isinstance(x, Tensor)]

@@ -1,17 +1,18 @@
 """A session of hooks on a model's attention: attached on entering, removed on leaving.
 
-It removes its own hooks and leaves all others alone. It knows where each prompt of a padded batch
-begins and ends, can end a forward early without the caller seeing an exception, and checks on
-leaving that every hook has fired. It is a mapping from layer number to what was captured there;
-`outputs` and `rows` define what that is.
+It belongs to the thread and the context (of an asyncio task) that entered it: forwards of others
+run as if it were not there. It removes its own hooks and leaves all others alone. It knows where
+each prompt of a padded batch begins and ends, can end a forward early without the caller seeing an
+exception, and checks on leaving that every hook has fired. It is a mapping from layer number to
+what was captured there; `outputs` and `rows` define what that is.
 """
 
-import functools
 import inspect
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial, wraps
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from llmprobe.capture.calls import at_positions, n_listeners
+from llmprobe.capture.calls import Owner, at_positions, listeners_here, lock, own_hook, owner_of
 from llmprobe.capture.discovery import (
     AttentionLayer,
     LayerChoice,
@@ -63,7 +64,8 @@ class Session(Mapping[int, T], Generic[T]):
         self._kept: dict[int, list[T]] = {layer.layer: [] for layer in self.layers}
         self._complete = False
         self._stack = ExitStack()
-        self._own_hooks: set[int] = set()
+        self._owner: Owner | None = None
+        self._generating = False
         # State of the current forward:
         self._now: dict[int, T | None] = {}
         self._mask: Tensor | None = None
@@ -80,15 +82,27 @@ class Session(Mapping[int, T], Generic[T]):
         """Join what several forwards gave, along the batch."""
 
     def __enter__(self) -> Self:
+        if self._owner is not None:
+            raise CaptureError(
+                "this capture is active already, and cannot be entered twice at once; leave its "
+                "`with` block first, or make another capture"
+            )
         self._complete = False
+        self._generating = False
         with ExitStack() as stack:
+            self._owner = owner = Owner()
+            stack.callback(self._disown, owner)
             decoder = decoder_of(self.model)
-            self.own(stack, decoder.register_forward_pre_hook(self._before, with_kwargs=True))
+            before = partial(decoder.register_forward_pre_hook, self._before, with_kwargs=True)
+            self.own(stack, before)
             self.attach(stack)
             if self.stop:
-                self._last = self.module(self.deepest).register_forward_hook(self._last_hook)
-                self.own(stack, self._last)
+                deepest = self.module(self.deepest)
+                last = partial(deepest.register_forward_hook, self._last_hook)
+                self._last = self.own(stack, last)
                 self._catch_stops(stack)
+            if hasattr(self.model, "generate"):
+                wrap_method(self.model, self._around_generate, stack, name="generate")
             self._stack = stack.pop_all()
         return self
 
@@ -105,22 +119,37 @@ class Session(Mapping[int, T], Generic[T]):
             if not self._complete:
                 raise CaptureError(
                     f"the attention of layer {', '.join(map(str, silent))} did not run; call the "
-                    "model inside the `with` block, and choose layers that it uses"
+                    "model inside the `with` block, in the same thread and asyncio task, and "
+                    "choose layers that it uses"
                 )
         return stopped
 
-    def own(self, stack: ExitStack, handle: RemovableHandle) -> None:
-        """Remove the hook when the stack closes, and count it as our own until then."""
-        self._own_hooks.add(handle.id)
-        stack.callback(handle.remove)
+    def own(self, stack: ExitStack, register: Callable[[], RemovableHandle]) -> RemovableHandle:
+        """Register a hook until the stack closes, known as ours until then."""
+        assert self._owner is not None
+        return own_hook(register, self._owner, stack)
+
+    def here(self) -> bool:
+        """True in the thread and context that entered: hooks ignore all others."""
+        return self._owner is not None and self._owner.here()
+
+    def _disown(self, owner: Owner) -> None:
+        owner.leave()
+        self._owner = None
 
     def alone(self) -> bool:
         """True if no other hook needs the deepest layer's full output."""
         module = self.module(self.deepest)
-        hooks: set[int] = set()
-        for part in module.modules():
-            hooks |= part._forward_hooks.keys() | part._forward_pre_hooks.keys()
-        return hooks <= self._own_hooks and n_listeners(module) <= 1
+        with lock:
+            hooks = [
+                owner_of(hook)
+                for part in module.modules()
+                for hook in (*part._forward_hooks, *part._forward_pre_hooks)
+            ]
+        # Hooks of another thread do not look at our forwards.
+        if any(x is None or (x is not self._owner and x.here()) for x in hooks):
+            return False
+        return len(listeners_here(module)) <= 1
 
     def module(self, layer: AttentionLayer) -> nn.Module:
         return self.model.get_submodule(layer.path)
@@ -195,7 +224,7 @@ class Session(Mapping[int, T], Generic[T]):
 
     def _last_hook(self, module: nn.Module, args: Any, output: Any) -> None:
         """Stops after all other hooks have run."""
-        if self.deepest.layer in self._now:
+        if self.here() and self.deepest.layer in self._now:
             raise _Stop(self)
 
     def __getitem__(self, layer: int) -> T:
@@ -216,7 +245,10 @@ class Session(Mapping[int, T], Generic[T]):
     def __len__(self) -> int:
         return len(self._kept)
 
-    def _before(self, decoder: nn.Module, args: Any, kwargs: Any) -> None:
+    # A hook may be called without kwargs while another thread attaches or removes it.
+    def _before(self, decoder: nn.Module, args: Any, kwargs: Any = None) -> None:
+        if not self.here():
+            return
         given = inspect.signature(decoder.forward).bind_partial(*args, **kwargs).arguments
         mask = given.get("attention_mask", given.get("kwargs", {}).get("attention_mask"))
         if self.positions is not None and mask is not None and not _is_flat(mask):
@@ -226,11 +258,39 @@ class Session(Mapping[int, T], Generic[T]):
             )
         self._mask = mask if _is_flat(mask) else None
         tokens = tokens_of(given)
+        if self._generating:
+            self._check_generated(given)
         self._n_tokens = 0 if tokens is None else tokens.shape[1]
         self._now, self._index, self._bounds = {}, {}, None
         if self.stop:
             self.module(self.deepest)._forward_hooks.move_to_end(self._last.id)
         self.before_forward(given)
+
+    def _around_generate(self, generate: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if not self.here():
+            return generate(*args, **kwargs)
+        if self.stop:
+            raise CaptureError(
+                "stop=True ends every forward before the logits, and generate() needs them; "
+                "capture with stop=False, or call the model itself"
+            )
+        self._generating = True
+        try:
+            return generate(*args, **kwargs)
+        finally:
+            self._generating = False
+
+    def _check_generated(self, given: dict[str, Any]) -> None:
+        """Positions count a forward's tokens, of which generate() mostly gives it one."""
+        named = given.get("kwargs", {}) | given
+        n_before = getattr(named.get("past_key_values"), "get_seq_length", lambda: 0)()
+        wrong = [p for p in self.positions or () if p != -1]
+        if n_before and wrong:
+            raise CaptureError(
+                f"positions: got {wrong[0]}, but generate() runs one new token at a time behind "
+                "its KV cache, where only -1 (the newest token) has a meaning; use positions=-1, "
+                "or call the model on the generated tokens"
+            )
 
     def before_forward(self, given: dict[str, Any]) -> None:
         """Look at a forward's arguments before it runs."""
@@ -257,11 +317,13 @@ class Session(Mapping[int, T], Generic[T]):
         depth = Counter[str]()
         for module in around:
             if not isinstance(module, nn.ModuleList | nn.ModuleDict):
-                wrap_forward(module, _catch(self, depth), stack)
+                wrap_method(module, _catch(self, depth), stack)
 
 
 def _catch(session: Session[Any], depth: Counter[str]) -> Callable[..., Any]:
     def around(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if not session.here():
+            return forward(*args, **kwargs)
         depth["calls"] += 1
         try:
             return forward(*args, **kwargs)
@@ -275,20 +337,54 @@ def _catch(session: Session[Any], depth: Counter[str]) -> Callable[..., Any]:
     return around
 
 
-def wrap_forward(module: nn.Module, around: Callable[..., Any], stack: ExitStack) -> None:
-    """Replace a module's forward by around(forward, *args, **kwargs) until the stack closes."""
-    forward: Callable[..., Any] = module.forward
-    own = module.__dict__.get("forward")  # accelerate puts one there
+class _Layers:
+    """A method of a module with layers around it, which come and go in any order."""
 
-    def restore() -> None:
-        if own is None:
-            del module.__dict__["forward"]
-        else:
-            module.__dict__["forward"] = own
+    def __init__(self, module: nn.Module, name: str) -> None:
+        method: Callable[..., Any] = getattr(module, name)
+        self.module, self.name, self.arounds = module, name, ()
+        self.own = module.__dict__.get(name)  # accelerate puts one there
 
-    wrapped = functools.wraps(forward)(functools.partial(around, forward))
-    module.__dict__["forward"] = wrapped
-    stack.callback(restore)
+        @wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            inner = method
+            for around in self.arounds:
+                inner = partial(around, inner)
+            return inner(*args, **kwargs)
+
+        self.call = call
+        module.__dict__[name] = call
+
+    def remove(self, around: Callable[..., Any]) -> None:
+        with lock:
+            self.arounds = tuple(x for x in self.arounds if x is not around)
+            if self.arounds or _layers.get((id(self.module), self.name)) is not self:
+                return
+            del _layers[id(self.module), self.name]
+            # Someone else may have wrapped the method meanwhile; then ours only calls through.
+            if self.module.__dict__.get(self.name) is self.call:
+                if self.own is None:
+                    del self.module.__dict__[self.name]
+                else:
+                    self.module.__dict__[self.name] = self.own
+
+    arounds: tuple[Callable[..., Any], ...]
+
+
+_layers: dict[tuple[int, str], _Layers] = {}
+
+
+def wrap_method(
+    module: nn.Module, around: Callable[..., Any], stack: ExitStack, *, name: str = "forward"
+) -> None:
+    """Replace a module's method by around(method, *args, **kwargs) until the stack closes."""
+    around = partial(around)  # one of its own: the same function may be there twice
+    with lock:
+        layers = _layers.get((id(module), name))
+        if layers is None or module.__dict__.get(name) is not layers.call:
+            layers = _layers[id(module), name] = _Layers(module, name)
+        layers.arounds = (*layers.arounds, around)
+    stack.callback(layers.remove, around)
 
 
 def _checked(positions: Positions) -> tuple[int, ...] | None:

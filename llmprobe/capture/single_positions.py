@@ -14,7 +14,7 @@ tokens: the result must equal that of the whole module.
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -24,7 +24,14 @@ from torch import Tensor, nn
 from transformers import Cache
 
 from llmprobe.base.machine import is_out_of_memory
-from llmprobe.capture.calls import AttentionCall, Listener, at_positions, own_forward
+from llmprobe.capture.calls import (
+    AttentionCall,
+    Listener,
+    Owner,
+    at_positions,
+    own_forward,
+    own_hook,
+)
 from llmprobe.capture.discovery import first_tensor
 
 _N_TRIED = 8
@@ -177,14 +184,17 @@ def _shortened(way: _Way, length: int) -> Iterator[None]:
         yield
         return
 
-    def before(child: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (args[0][:, :1], *args[1:])
+    def before(child: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        return (args[0][:, :1], *args[1:]) if owner.here() else None
 
-    def after(child: nn.Module, args: Any, output: Tensor) -> Tensor:
-        return output[..., : way.size].expand(-1, length, -1)
+    def after(child: nn.Module, args: Any, output: Tensor) -> Tensor | None:
+        return output[..., : way.size].expand(-1, length, -1) if owner.here() else None
 
-    child = way.queries
-    with child.register_forward_pre_hook(before), child.register_forward_hook(after):
+    child, owner = way.queries, Owner()
+    with ExitStack() as stack:
+        stack.callback(owner.leave)
+        own_hook(lambda: child.register_forward_pre_hook(before), owner, stack)
+        own_hook(lambda: child.register_forward_hook(after), owner, stack)
         yield
 
 

@@ -2,18 +2,19 @@
 
 In a causal model the output at position N − 1 of a long prompt *is* the last output of its first N
 tokens. One pass over the longest prompts therefore serves all lengths, where the prompts are
-prefixes of each other and the model agrees (dynamic position scaling does not: `prefixes_agree`
-runs a short one to see). Else there is one pass per length. Each forward ends behind the deepest
-wanted attention module. Where memory runs out, batches are halved, then prompts are cut into
-chunks over a key-value cache.
+prefixes of each other and the model agrees (longrope, dynamic scaling and temperatures by length
+do not). So `prefixes_agree` runs one prompt at the requested lengths, alone and as part of the
+longest. Else there is one pass per length. Each forward ends behind the deepest wanted attention
+module. Where memory runs out, batches are halved, then prompts are cut into chunks over a cache.
 """
 
 import inspect
 import math
+import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -32,6 +33,14 @@ _LEAST_TOKENS = 4096
 """In a forward, before batches are made smaller so that there are pieces for several processes."""
 _EFFICIENCY = 0.4
 """Share of the matmul rate that a forward reaches, for the estimate of time."""
+_BUDGET = 1.5
+"""Tokens of the prompts that run alone, relative to the longest one; doubling lengths need 1."""
+_N_IN_CHUNKS = 100
+"""Tokens that are compared in chunks and as a whole, whatever the config names."""
+_NAMES = re.compile("position|window|chunk|context|ctx|seq|length|floor|block|original|train")
+"""Config fields that may hold a number of tokens; of rope parameters every field may."""
+_NO_COUNT = re.compile("factor|theta|base")
+_ROPE = re.compile("rope|rotary")
 
 Observe = Callable[[list[int]], AbstractContextManager[Mapping[int, Any]]]
 """Attach a capture for these positions; the mapping it gives is filled by the forward."""
@@ -162,85 +171,6 @@ def _batch_size(batch_tokens: int, length: int, n_prompts: int) -> int:
     return max(1, min(batch_tokens // length, share, n_prompts))
 
 
-def prefixes_agree(
-    model: nn.Module, prompts: Prompts, lengths: Sequence[int], layers: Sequence[AttentionLayer]
-) -> bool:
-    """Whether a prompt gives what it gives as the beginning of the longest one.
-
-    Looked at where the next to longest ends, and the shortest: scaling of positions shows best
-    where there are many keys. Where the longest does not fit the memory, shorter ones are tried.
-    Attention that answers for the last token alone has nothing to show for the beginning.
-    """
-    if any(layer.last_only for layer in layers):
-        return False
-    long, short = max(lengths), sorted(lengths)[-2]
-    positions = [min(lengths) - 1, short - 1]
-    while True:
-        try:
-            # The short one first: dynamic scaling remembers the longest prompt that it has seen.
-            alone, inside = (_heads(model, prompts, layers, n, positions) for n in (short, long))
-            return _agree(model, inside, alone)
-        except Exception as error:
-            if not is_out_of_memory(error) or short < 2:
-                raise
-            long, short = long // 2, min(short, long // 2 - 1)
-            positions = [min(position, short - 1) for position in positions]
-
-
-def chunks_agree(model: nn.Module, prompts: Prompts, layers: Sequence[AttentionLayer]) -> bool:
-    """Whether a short prompt in chunks over a cache gives what it gives as a whole.
-
-    Not every state-space or sparse layer goes on where its cache has stopped; attention that
-    answers for the last token alone has no cache.
-    """
-    if any(layer.last_only for layer in layers):
-        return False
-    length = min(prompts.longest, 100)
-    while length >= 3:
-        positions = list(range(length - 1, -1, -7))[::-1]
-        cuts = (None, max(1, length // 6))
-        try:
-            whole, cut = (_heads(model, prompts, layers, length, positions, c) for c in cuts)
-            return _agree(model, whole, cut, strictly=True)
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-        length //= 2
-    return True
-
-
-def _heads(
-    model: nn.Module,
-    prompts: Prompts,
-    layers: Sequence[AttentionLayer],
-    length: int,
-    positions: list[int],
-    chunk: int | None = None,
-) -> Tensor:
-    """Head outputs of the first prompt, all layers' in one row."""
-    numbers = [layer.layer for layer in layers]
-
-    def observe(wanted: list[int]) -> Any:
-        return capture_attention(
-            model, numbers, positions=wanted, at="heads", stop=True, device="cpu"
-        )
-
-    with torch.inference_mode():
-        tokens = prompts.batch([0], length).to(input_device(model))
-        parts = _forward(model, tokens, positions, chunk, observe)
-    joined = [torch.cat([part[n] for part in parts], dim=1) for n in numbers]
-    return torch.cat([x.float().flatten() for x in joined])
-
-
-def _agree(model: nn.Module, a: Tensor, b: Tensor, *, strictly: bool = False) -> bool:
-    """By the root mean square of the difference, or strictly by the largest one."""
-    exact = next(model.parameters()).dtype in (torch.float32, torch.float64)
-    scale = b.square().mean().sqrt()
-    if strictly:
-        return bool((a - b).abs().max() <= (1e-3 if exact else 0.2) * scale)
-    return bool((a - b).square().mean().sqrt() <= (1e-3 if exact else 0.02) * scale)
-
-
 @dataclass(frozen=True)
 class Sweep:
     """What running a piece takes."""
@@ -251,6 +181,8 @@ class Sweep:
     observe: Observe
     may_chunk: Callable[[], bool]
     """Asked once memory runs out: whether prompts may be cut into chunks."""
+    _length: list[int] = field(default_factory=list, init=False)
+    """Of the last piece: before another one the model has to forget it."""
 
     def run(
         self,
@@ -259,6 +191,9 @@ class Sweep:
         advance: Callable[[int], object] = lambda n_tokens: None,
     ) -> None:
         """Run the batches of a piece; `advance` is told of every token that is done."""
+        if self._length != [piece.lengths[-1]]:
+            forget_lengths(self.model, self.prompts)
+            self._length[:] = [piece.lengths[-1]]
         for batch in piece.batches:
             self._run(list(batch), piece.lengths, self.plan.chunk, consume)
             advance(len(batch) * piece.lengths[-1])
@@ -304,6 +239,148 @@ class Sweep:
         return len(indices) > 1 or (at_once // 2 >= _SMALLEST_CHUNK and self.may_chunk())
 
 
+def prefixes_agree(
+    model: nn.Module, prompts: Prompts, lengths: Sequence[int], layers: Sequence[AttentionLayer]
+) -> bool:
+    """Whether prompts of these lengths give what they give as the beginning of the longest one.
+
+    Compared at the last token, as a sweep captures that. Where the longest does not fit the memory,
+    shorter ones are tried. Attention for the last token alone has no beginning to compare.
+    """
+    if any(layer.last_only for layer in layers):
+        return False
+    longest = max(lengths)
+    shorter = lengths_to_check(lengths, thresholds(model))
+    while True:
+        try:
+            return _prefixes_agree(model, prompts, layers, shorter, longest)
+        except Exception as error:
+            if not is_out_of_memory(error) or longest < 4:
+                raise
+            longest //= 2
+            shorter = [n for n in shorter if n < longest] or [longest - 1]
+
+
+def chunks_agree(model: nn.Module, prompts: Prompts, layers: Sequence[AttentionLayer]) -> bool:
+    """Whether a prompt in chunks over a cache gives what it gives as a whole.
+
+    Not every state-space or sparse layer resumes where its cache has stopped; a model that depends
+    on the length of the whole input does not know it in the first chunks; attention that answers
+    for the last token alone has no cache. A short prompt is tried, and one beyond each threshold.
+    """
+    if any(layer.last_only for layer in layers):
+        return False
+    longest = prompts.longest
+    beyond = [min(longest, t + max(1, t // 8)) for t in thresholds(model) if 2 <= t < longest]
+    tried = sorted({min(longest, _N_IN_CHUNKS), *(n for n in beyond if n > _N_IN_CHUNKS)})
+    return all(_chunks_agree(model, prompts, layers, length) for length in tried)
+
+
+def thresholds(model: nn.Module) -> list[int]:
+    """Numbers of tokens that the config names: windows, chunks, contexts, rope's integers."""
+    config: Any = getattr(model, "config", None)
+    facts = config.to_dict() if hasattr(config, "to_dict") else {}
+    return sorted({n for n in _counts(facts) if n > 0})
+
+
+def lengths_to_check(lengths: Sequence[int], bounds: Sequence[int]) -> list[int]:
+    """The requested lengths to run alone: all but the longest, if that is cheap.
+
+    Else those next to the bounds, the shortest, the next to longest, and some in between.
+    """
+    *shorter, longest = sorted(set(lengths))
+    budget = _BUDGET * longest
+    if sum(shorter) <= budget:
+        return shorter
+    chosen = {shorter[0], shorter[-1]}
+    for bound in bounds:
+        below = [n for n in shorter if n < bound]
+        above = [n for n in shorter if n > bound]
+        if below and longest > bound:
+            chosen |= {below[-1], *above[:1], *(n for n in shorter if n == bound)}
+    # From the shortest, as that many of them cost little, spaced by factors of two.
+    for power in range(math.ceil(math.log2(longest))):
+        near = min(shorter, key=lambda n: abs(math.log(n / 2**power)))
+        if sum(chosen | {near}) <= budget:
+            chosen.add(near)
+    return sorted(chosen)
+
+
+def _counts(facts: Mapping[str, Any], *, all_names: bool = False) -> Iterator[int]:
+    for name, value in facts.items():
+        if isinstance(value, Mapping):
+            yield from _counts(value, all_names=all_names or bool(_ROPE.search(str(name))))
+        elif (all_names or _NAMES.search(str(name))) and not _NO_COUNT.search(str(name)):
+            items = value if isinstance(value, list | tuple) else [value]
+            numbers = [x for x in items if isinstance(x, int | float) and math.isfinite(x)]
+            yield from (int(x) for x in numbers if x == int(x))
+
+
+def _prefixes_agree(
+    model: nn.Module,
+    prompts: Prompts,
+    layers: Sequence[AttentionLayer],
+    shorter: Sequence[int],
+    longest: int,
+) -> bool:
+    # The short ones first: dynamic scaling remembers the longest prompt that it has seen.
+    forget_lengths(model, prompts)
+    alone = [_heads(model, prompts, layers, n, [n - 1]) for n in sorted(shorter)]
+    inside = _heads(model, prompts, layers, longest, [n - 1 for n in sorted(shorter)])
+    return all(
+        _agree(model, whole[:, [at]], own[:, [0]])
+        for at, heads in enumerate(alone)
+        for whole, own in zip(inside, heads, strict=True)
+    )
+
+
+def _chunks_agree(
+    model: nn.Module, prompts: Prompts, layers: Sequence[AttentionLayer], length: int
+) -> bool:
+    """At one length; where the whole does not fit the memory, large chunks stand for it."""
+    for whole in (None, length // 2 + 1, length // 3 + 1):
+        positions = list(range(length - 1, -1, -max(7, length // 16)))[::-1]
+        cuts = (whole, max(1, length // 6))
+        try:
+            a, b = (_heads(model, prompts, layers, length, positions, cut) for cut in cuts)
+            return all(_agree(model, x, y, strictly=True) for x, y in zip(a, b, strict=True))
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+    return length < 3 or _chunks_agree(model, prompts, layers, length // 2)
+
+
+def _heads(
+    model: nn.Module,
+    prompts: Prompts,
+    layers: Sequence[AttentionLayer],
+    length: int,
+    positions: list[int],
+    chunk: int | None = None,
+) -> list[Tensor]:
+    """Head outputs of the first prompt, by layer: (1, positions, heads, head size)."""
+    numbers = [layer.layer for layer in layers]
+
+    def observe(wanted: list[int]) -> Any:
+        return capture_attention(
+            model, numbers, positions=wanted, at="heads", stop=True, device="cpu"
+        )
+
+    with torch.inference_mode():
+        tokens = prompts.batch([0], length).to(input_device(model))
+        parts = _forward(model, tokens, positions, chunk, observe)
+    return [torch.cat([part[n] for part in parts], dim=1).float() for n in numbers]
+
+
+def _agree(model: nn.Module, a: Tensor, b: Tensor, *, strictly: bool = False) -> bool:
+    """By the root mean square of the difference, or strictly by the largest one."""
+    exact = next(model.parameters()).dtype in (torch.float32, torch.float64)
+    scale = b.square().mean().sqrt()
+    if strictly:
+        return bool((a - b).abs().max() <= (1e-3 if exact else 0.2) * scale)
+    return bool((a - b).square().mean().sqrt() <= (1e-3 if exact else 0.05) * scale)
+
+
 def forget_lengths(model: nn.Module, prompts: Prompts) -> None:
     """A short prompt makes dynamic scaling of positions forget the longer ones before it."""
     with torch.inference_mode():
@@ -315,6 +392,7 @@ def forget_lengths(model: nn.Module, prompts: Prompts) -> None:
 def _forward(
     model: nn.Module, tokens: Tensor, positions: list[int], chunk: int | None, observe: Observe
 ) -> list[Mapping[int, Any]]:
+    """Run prompts whole or in chunks over a cache; what is captured, in parts by positions."""
     length = tokens.shape[1]
     if chunk is None or chunk >= length:
         with observe(positions) as captured:

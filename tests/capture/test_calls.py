@@ -104,7 +104,10 @@ def test_arguments_for_each_query_are_refused_by_name():
     module = attention_of(tiny("llama"))[0]
     attend = AttentionInterface()["llmprobe_sdpa"]
     x = torch.zeros(1, 4, 6, 8)
-    with pytest.raises(UnsupportedModelError, match=r"LlamaAttention.*position_bias"):
+    with (
+        listening([module], lambda call: None),
+        pytest.raises(UnsupportedModelError, match=r"LlamaAttention.*position_bias"),
+    ):
         attend(module, x, x, x, None, position_bias=torch.zeros(1))
 
 

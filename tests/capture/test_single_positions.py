@@ -1,6 +1,7 @@
 """An attention module that runs for a few positions gives what the whole module gives there."""
 
 import copy
+from contextlib import ExitStack
 
 import pytest
 import torch
@@ -29,12 +30,15 @@ def deepest(model):
 def rows_through(child, model, inputs, **options):
     """How many positions the child of the deepest attention sees, call by call."""
     seen = []
-    handle = child.register_forward_hook(lambda m, args, output: seen.append(args[0].shape[1]))
-    with capture_attention(model, positions=[0, -1], stop=True, **options) as captured:
-        # Hooks of others mean whole outputs: this one is passed off as our own.
-        captured._own_hooks.add(handle.id)
+
+    def hook(module, args, output):
+        seen.append(args[0].shape[1])
+
+    capture = capture_attention(model, positions=[0, -1], stop=True, **options)
+    with ExitStack() as stack, capture:
+        # Hooks of others mean whole outputs: this one is passed off as the capture's own.
+        capture.own(stack, lambda: child.register_forward_hook(hook))
         model(**inputs, use_cache=False)
-    handle.remove()
     return seen
 
 
