@@ -1,0 +1,531 @@
+"""A standing attack on the promises of a run: no fault and no forgery gives another number.
+
+`make attack` runs thousands of cases. LLMPROBE_ATTACK_CASES is how many for each class,
+LLMPROBE_ATTACK_SECONDS how long at most, LLMPROBE_ATTACK_SEED which ones. A few cases of the
+classes that are fast run with the other tests.
+"""
+
+import copy
+import os
+import shutil
+import tempfile
+import time
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from attack import (
+    FEW,
+    MANY,
+    Forked,
+    Report,
+    Wrong,
+    answer_of,
+    attack,
+    call,
+    check_clean,
+    check_folder,
+    digest,
+    judge,
+    kill_at,
+    model,
+    patched,
+    references,
+    training,
+    variance,
+)
+from families import COMMON, tiny
+from hypothesis import strategies as st
+from ranks import run_ranks
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from llmprobe import CheckpointError, load_result, probe_variance
+from llmprobe.probes import request
+from llmprobe.probes.sweeps import Sweep
+from llmprobe.synthetic import training as training_module
+
+N_CASES = int(os.environ.get("LLMPROBE_ATTACK_CASES", "200"))
+SECONDS = float(os.environ.get("LLMPROBE_ATTACK_SECONDS", "120"))
+SEED = int(os.environ.get("LLMPROBE_ATTACK_SEED", "0"))
+
+probes = st.builds(
+    variance, st.integers(0, 1), st.sampled_from([FEW, MANY]), st.sampled_from(["heads", "output"])
+)
+trainings = st.builds(training, st.integers(0, 1))
+big = st.integers(0, 2**32 - 1)
+
+
+class Stopped(Exception):
+    pass
+
+
+@pytest.fixture(autouse=True)
+def _checkpoints_after_every_block(monkeypatch):
+    monkeypatch.setattr(training_module, "SECONDS", 0.0)
+    model()
+
+
+# Concurrent runs.
+
+one_of_several = st.fixed_dictionaries(
+    {"overwrite": st.booleans(), "milliseconds": st.integers(0, 250)}
+)
+
+
+def several(settings):
+    return st.lists(st.tuples(settings, one_of_several), min_size=2, max_size=3)
+
+
+CONCURRENT = st.fixed_dictionaries(
+    {
+        "before": st.none() | probes | trainings,
+        "runs": several(probes) | several(trainings) | several(probes | trainings),
+    }
+)
+
+
+def check_concurrent(case):
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place, "run")
+        if case["before"]:
+            call(case["before"], folder)
+
+        def late(setting, how):
+            time.sleep(how["milliseconds"] / 1000)
+            return answer_of(lambda: call(setting, folder, overwrite=how["overwrite"]))
+
+        for setting, _ in case["runs"]:
+            references(setting)
+        forked = [Forked(lambda run=run: late(*run)) for run in case["runs"]]
+        answers = [one.answer() for one in forked]
+        found = [judge(one, run[0]) for one, run in zip(answers, case["runs"], strict=True)]
+        check_folder(folder)
+        check_clean(Path(place))
+    return "equal" if set(found) == {"equal"} else "refused"
+
+
+# Kills.
+
+KILLS = st.fixed_dictionaries(
+    {
+        "setting": probes | trainings,
+        "before": st.sampled_from([None, "few", "other"]),
+        "kills": st.lists(
+            st.tuples(st.just("change"), st.integers(1, 70))
+            | st.tuples(st.just("milliseconds"), st.integers(0, 400)),
+            min_size=1,
+            max_size=3,
+        ),
+    }
+)
+
+
+def check_kills(case):
+    """A killed run and the same call again: the reference's bits, and nothing left over."""
+    setting, overwrite = case["setting"], case["before"] == "other"
+    references(setting)
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place, "run")
+        if case["before"] == "few" and setting["kind"] == "variance":
+            call(setting | {"n_prompts": FEW}, folder)
+        elif case["before"] == "other":
+            name = "seed" if setting["kind"] == "variance" else "first_seed"
+            call(setting | {name: 7}, folder)
+        for how, number in case["kills"]:
+
+            def run(how=how, number=number):
+                if how == "change":
+                    kill_at(number, Path(place))
+                return answer_of(lambda: call(setting, folder, overwrite=overwrite))
+
+            forked = Forked(run)
+            if how == "milliseconds":
+                time.sleep(number / 1000)
+                forked.kill()
+            answer = forked.answer()
+            if answer is not None and judge(answer, setting) != "equal":
+                raise Wrong(f"after a kill: {answer}")
+        answer = Forked(lambda: answer_of(lambda: call(setting, folder, overwrite=overwrite)))
+        found = answer.answer()
+        if judge(found, setting) != "equal":
+            raise Wrong(f"the same call again: {found}")
+        if digest(load_result(folder)) not in references(setting):
+            raise Wrong("the folder has other numbers")
+        check_clean(Path(place))
+    return "equal"
+
+
+# Forged files.
+
+
+@cache
+def workshop():
+    return Path(tempfile.mkdtemp(prefix="llmprobe-attack-"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _workshop_removed():
+    yield
+    shutil.rmtree(workshop())
+    _template.cache_clear()
+    workshop.cache_clear()
+
+
+@cache
+def _template(kind, seed, stop):
+    """A run's folder, stopped after some pieces; None is one that is finished."""
+    folder = workshop() / f"{kind}-{seed}-{stop}"
+    # One that is finished has few prompts, so that there are more to ask for.
+    setting = variance(seed, FEW if stop is None else MANY)
+    if kind == "training":
+        setting = training(seed)
+    left = [stop]
+
+    def count(*_):
+        if left[0] is not None:
+            if not left[0]:
+                raise Stopped
+            left[0] -= 1
+
+    run = Sweep.run
+
+    def failing(*args, **options):
+        count()
+        run(*args, **options)
+
+    try:
+        if kind == "training":
+            call(setting, folder, progress=count)
+        else:
+            with patched(Sweep, run=failing):
+                call(setting, folder)
+    except Stopped:
+        pass
+    return setting, folder
+
+
+WAYS = (
+    *("over", "foreign", "flip", "cut", "swap", "empty", "folder"),
+    *("link", "dangling", "longer", "remove"),
+)
+
+
+def forge(case, folder, stranger, targets):
+    """Do to one of the files what the case says."""
+    paths = sorted(path for pattern in targets for path in folder.glob(pattern))
+    path, other = (paths[case[name] % len(paths)] for name in ("file", "other"))
+    content = bytearray(path.read_bytes())
+    match case["way"]:
+        case "over":
+            path.write_bytes(other.read_bytes())
+        case "foreign":
+            theirs = stranger / path.relative_to(folder)
+            same_kind = sorted(p for pattern in targets for p in stranger.glob(pattern))
+            from_there = theirs if theirs.exists() else same_kind[case["other"] % len(same_kind)]
+            path.write_bytes(from_there.read_bytes())
+        case "flip":
+            bit = case["bit"] % (8 * len(content))
+            content[bit // 8] ^= 1 << bit % 8
+            path.write_bytes(content)
+        case "cut":
+            path.write_bytes(content[: case["bit"] % len(content)])
+        case "swap":
+            theirs = other.read_bytes()
+            other.write_bytes(content)
+            path.write_bytes(theirs)
+        case "empty":
+            path.write_bytes(b"")
+        case "folder":
+            path.unlink()
+            path.mkdir()
+        case "link":
+            if path != other:
+                path.unlink()
+                path.symlink_to(other.name)
+        case "dangling":
+            path.unlink()
+            path.symlink_to("nowhere")
+        case "longer":
+            path.write_bytes(bytes(content) + content[: case["bit"] % len(content)])
+        case "remove":
+            path.unlink()
+
+
+def forged(**more):
+    return st.fixed_dictionaries(
+        {"way": st.sampled_from(WAYS), "file": big, "other": big, "bit": big, **more}
+    )
+
+
+def check_forged(case, kind, stop, targets, ask):
+    """`ask(setting, folder)` gives an answer and the setting whose numbers it must have."""
+    setting, template = _template(kind, 0, stop)
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place, "run")
+        shutil.copytree(template, folder)
+        forge(case, folder, _template(kind, 1, stop)[1], targets)
+        return judge(*ask(setting, folder))
+
+
+def same_call(setting, folder):
+    return answer_of(lambda: call(setting, folder)), setting
+
+
+def more_prompts(setting, folder):
+    more = setting | {"n_prompts": MANY}
+    return answer_of(lambda: call(more, folder)), more
+
+
+def opening(setting, folder):
+    return answer_of(lambda: load_result(folder)), setting
+
+
+PIECES = forged(stop=st.integers(2, 4))
+EVIDENCE = forged(more=st.booleans())
+RESULTS = forged(kind=st.sampled_from(["variance", "training"]), again=st.booleans())
+KEPT = ("checkpoints/*", "configuration.json")
+
+
+def check_pieces(case):
+    return check_forged(case, "variance", case["stop"], KEPT, same_call)
+
+
+def check_trainings(case):
+    return check_forged(case, "training", case["stop"], KEPT, same_call)
+
+
+def check_evidence(case):
+    ask = more_prompts if case["more"] else same_call
+    return check_forged(case, "variance", None, ("evidence.safetensors",), ask)
+
+
+def check_results(case):
+    ask = same_call if case["again"] else opening
+    return check_forged(case, case["kind"], None, ("arrays.npz", "result.json"), ask)
+
+
+# Models that differ in one bit.
+
+MODELS = st.fixed_dictionaries(
+    {
+        "how": st.sampled_from(["parameter", "buffer", "two signs"]),
+        "tensor": big,
+        "place": big,
+        "other": big,
+        "bit": st.integers(0, 31),
+        "stop": st.sampled_from([None, 2]),
+    }
+)
+
+
+@cache
+def _model_folder(stop):
+    folder = workshop() / f"model-{stop}"
+    left = [stop]
+    run = Sweep.run
+
+    def failing(*args, **options):
+        if left[0] is not None:
+            if not left[0]:
+                raise Stopped
+            left[0] -= 1
+        run(*args, **options)
+
+    try:
+        with patched(Sweep, run=failing):
+            probe_variance(tiny("llama"), "4,8", n_prompts=FEW, batch_tokens=16, output=folder)
+    except Stopped:
+        pass
+    return folder
+
+
+def check_models(case):
+    changed = copy.deepcopy(tiny("llama"))
+    chosen = changed.buffers() if case["how"] == "buffer" else changed.parameters()
+    tensors = list(chosen)
+    tensor = tensors[case["tensor"] % len(tensors)]
+    bits = tensor.data.reshape(-1).view(torch.int32)
+    places = [case["place"] % len(bits)]
+    mask = torch.tensor(1 << case["bit"]).to(torch.int32)
+    if case["how"] == "two signs":
+        mask = torch.tensor(1 << 31).to(torch.int32)
+        places.append(case["other"] % len(bits))
+    for place in places:
+        bits[place] ^= mask
+    equal = all(map(torch.equal, _bits(changed), _bits(tiny("llama"))))
+    if not tensor.isfinite().all():
+        return "refused"  # it has no numbers to give
+    with tempfile.TemporaryDirectory() as where:
+        folder = Path(where, "run")
+        shutil.copytree(_model_folder(case["stop"]), folder)
+        try:
+            probe_variance(changed, "4,8", n_prompts=FEW, batch_tokens=16, output=folder)
+        except CheckpointError as error:
+            if equal or "model_hash" not in str(error):
+                raise Wrong(f"{error}") from None
+            return "refused"
+    if not equal:
+        raise Wrong("another model resumed the run of this one")
+    return "equal"
+
+
+def _bits(module):
+    return [x.reshape(-1).view(torch.int32) for x in (*module.parameters(), *module.buffers())]
+
+
+# Positions that are scaled.
+
+
+@st.composite
+def ropes(draw):
+    kind = draw(st.sampled_from(["default", *ROPE_INIT_FUNCTIONS]))
+    original = draw(st.integers(6, 40))
+    factor = draw(st.floats(1, 16).map(lambda x: round(x, 3)))
+    theta = draw(st.sampled_from([100.0, 10000.0, 500000.0]))
+    rope = {"rope_type": kind, "rope_theta": theta}
+    if kind not in ("default", "proportional"):
+        rope["factor"] = factor
+    if kind in ("yarn", "longrope", "llama3"):
+        rope["original_max_position_embeddings"] = original
+    if kind == "longrope":
+        for name in ("short_factor", "long_factor"):
+            some = st.lists(st.floats(1, 8).map(lambda x: round(x, 3)), min_size=4, max_size=4)
+            rope[name] = draw(some)
+    if kind == "llama3":
+        rope |= {"low_freq_factor": 1.0, "high_freq_factor": draw(st.sampled_from([2.0, 4.0]))}
+    if kind == "yarn" and draw(st.booleans()):
+        rope |= {"beta_fast": 32.0, "beta_slow": 1.0}
+    if kind in ("yarn", "longrope") and draw(st.booleans()):
+        rope["attention_factor"] = draw(st.floats(0.5, 2).map(lambda x: round(x, 3)))
+    around = st.integers(max(2, original - 5), original + 5) | st.integers(2, 3 * original)
+    lengths = draw(st.lists(around, min_size=2, max_size=4, unique=True))
+    stretched = kind in ("yarn", "longrope", "llama3")
+    most = max(original + 1, round(original * factor)) if stretched else original
+    return {"rope": rope, "max_position_embeddings": most, "lengths": sorted(lengths)}
+
+
+def check_ropes(case):
+    """One pass for all lengths, where it is chosen, gives what one pass per length gives."""
+    settings = COMMON | {"max_position_embeddings": case["max_position_embeddings"]}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        made = LlamaForCausalLM(LlamaConfig(**settings, rope_parameters=case["rope"])).eval()
+        for parameter in made.parameters():
+            if parameter.ndim >= 2:
+                parameter.data.normal_(0, 0.2)
+    options = {"n_prompts": 4, "layers": None, "at": "heads"}
+    fresh = copy.deepcopy(made)
+    got = probe_variance(made, case["lengths"], **options)
+    with patched(request, prefixes_agree=lambda *_: False):
+        expected = probe_variance(fresh, case["lengths"], **options)
+    scale = np.sqrt(expected.global_variance)
+    for name in ("component_std", "std_q25", "std_median", "std_q75", "global_mean"):
+        off = float((np.abs(getattr(got, name) - getattr(expected, name)) / scale).max())
+        if not off < 1e-4:
+            raise Wrong(f"{name} is off by {off:.2g} of the standard deviation")
+    return "equal"
+
+
+# Ranks.
+
+asked = st.fixed_dictionaries(
+    {
+        "kind": st.sampled_from(["variance", "attention"]),
+        "model": st.sampled_from(["0", "0", "1"]),
+        "seed": st.integers(0, 1),
+        "n_prompts": st.sampled_from([FEW, MANY]),
+    },
+    optional={
+        "lengths": st.sampled_from(["4,8", "4,12"]),
+        "query": st.sampled_from(["free", "fixed"]),
+        "batch_tokens": st.sampled_from([16, 32]),
+        "overwrite": st.booleans(),
+    },
+)
+
+
+@st.composite
+def rank_cases(draw):
+    first = draw(asked)
+    n_others = draw(st.integers(1, 3))
+    change = st.sampled_from(sorted(first)).flatmap(
+        lambda name: asked.map(lambda other: first | {k: v for k, v in other.items() if k == name})
+    )
+    ranks = [first, *(draw(st.just(first) | change | asked) for _ in range(n_others))]
+    return {"ranks": ranks, "output": draw(st.booleans())}
+
+
+def check_ranks(case):
+    """Ranks with the same settings give the numbers of one process; mixed ones always stop."""
+    ranks = case["ranks"]
+    filled = [{"lengths": "4,8", "query": "free", "overwrite": False} | one for one in ranks]
+    filled = [{"batch_tokens": 16} | one for one in filled]
+    mixed = any(one != filled[0] for one in filled)
+    if not mixed:
+        references(ranks[0])
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place, "run") if case["output"] else None
+        answers = run_ranks([lambda one=one: answer_of(lambda: call(one, folder)) for one in ranks])
+        if not mixed:
+            if {judge(one, ranks[0]) for one in answers} != {"equal"}:
+                raise Wrong(f"the same settings: {answers}")
+            return "equal"
+        if any(one is not None and "digest" in one for one in answers):
+            raise Wrong(f"mixed settings gave a result: {answers}")
+        refusals = [one for one in answers if one is not None]
+        if not refusals or not all(one["refusal"] and "\n" not in one["text"] for one in refusals):
+            raise Wrong(f"mixed settings: {answers}")
+        check_clean(Path(place))
+    return "refused"
+
+
+CLASSES = {
+    "concurrent runs": (CONCURRENT, check_concurrent, False),
+    "kills": (KILLS, check_kills, False),
+    "forged pieces": (PIECES, check_pieces, True),
+    "forged trainings": (forged(stop=st.integers(1, 5)), check_trainings, True),
+    "forged evidence": (EVIDENCE, check_evidence, True),
+    "forged results": (RESULTS, check_results, True),
+    "models": (MODELS, check_models, True),
+    "ropes": (ropes(), check_ropes, True),
+    "ranks": (rank_cases(), check_ranks, False),
+}
+"""By name: the cases, what checks one, and whether it always gives the same answer."""
+
+
+@pytest.fixture(scope="module")
+def lines():
+    """Printed at the very end; `make attack` shows it."""
+    found: list[Report] = []
+    yield found
+    print("", *(report.line() for report in found), sep="\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CLASSES)
+def test_no_case_of_an_attack_gives_a_wrong_result(name, lines):
+    cases, check, shrink = CLASSES[name]
+    report = attack(name, cases, check, n=N_CASES, seconds=SECONDS, seed=SEED, shrink=shrink)
+    lines.append(report)
+    assert not report.wrong, report.told()
+
+
+SMOKE = {
+    "concurrent runs": 2,
+    "kills": 2,
+    "forged pieces": 4,
+    "forged trainings": 3,
+    "forged evidence": 4,
+    "ranks": 3,
+}
+
+
+@pytest.mark.parametrize("name", SMOKE)
+def test_a_few_cases_of_an_attack(name):
+    cases, check, _ = CLASSES[name]
+    report = attack(name, cases, check, n=SMOKE[name], seconds=60, seed=0)
+    assert sum(report.counts.values()) == SMOKE[name]
+    assert not report.wrong, report.told()
