@@ -5,12 +5,13 @@ READY := .venv/.ready
 PEERS := .venv-peers/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow lint bench bench-full bench-check figures desk clean
+.PHONY: help demo test test-slow attack lint bench bench-full bench-check figures desk clean
 
 help:
 	@echo "make demo         set up .venv and run the main job"
 	@echo "make test         set up .venv and run the tests (a few minutes, offline)"
 	@echo "make test-slow    the tests that take longer"
+	@echo "make attack       generated faults and forgeries (minutes; LLMPROBE_ATTACK_CASES, _SECONDS, _SEED)"
 	@echo "make lint         ruff and mypy"
 	@echo "make bench        against plain hooks, nnsight and TransformerLens, in one run (half an hour)"
 	@echo "make bench-full   the same with longer prompts (more than an hour)"
@@ -35,6 +36,13 @@ test: $(READY)
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow
+
+# Cases of each class, seconds at most for each class, and which cases.
+attack: export LLMPROBE_ATTACK_CASES ?= 1000
+attack: export LLMPROBE_ATTACK_SECONDS ?= 300
+attack: export LLMPROBE_ATTACK_SEED ?= 0
+attack: $(READY)
+	$(BIN)/python -m pytest -s -m slow tests/test_attack.py
 
 lint: $(READY)
 	$(BIN)/ruff check .
