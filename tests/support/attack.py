@@ -2,7 +2,8 @@
 
     report = attack("kills", cases, check, n=1000, seconds=60, seed=0)
 
-`check` gets a case. It returns "equal" or "refused", or raises `Wrong`. A wrong case does not end
+`check` gets a case. It returns "equal" or "refused", or "skipped" for what is no case; or it
+raises `Wrong`. A wrong case does not end
 the attack: all are counted, and the smallest is searched for at the end.
 """
 
@@ -105,7 +106,8 @@ def attack(
         if time.monotonic() - began > seconds:
             return
         found, why = outcome(case)
-        report.counts[found] += 1
+        if found != "skipped":
+            report.counts[found] += 1
         if found == "wrong":
             report.wrong.append((case, why))
 
