@@ -80,7 +80,7 @@ def failing(model, inputs):
     def fail(layer, x):
         raise ZeroDivisionError
 
-    # On an error torch walks over the module's hooks, and may find that another thread changes them.
+    # On an error torch walks over the hooks, and may find that another thread changes them.
     errors = (ZeroDivisionError, RuntimeError)
     with pytest.raises(errors), capture_attention(model, 1, stop=True, into=fail):
         model(**inputs, use_cache=False)
