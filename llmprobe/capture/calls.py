@@ -170,8 +170,13 @@ def own_hook(
     with lock:
         handle = register()
         _hooks[handle.id] = owner
-    stack.callback(_hooks.pop, handle.id, None)
-    stack.callback(handle.remove)
+
+    def remove() -> None:
+        with lock:
+            handle.remove()
+            _hooks.pop(handle.id, None)
+
+    stack.callback(remove)
     return handle
 
 

@@ -36,8 +36,11 @@ Positions = int | Sequence[int] | None
 T = TypeVar("T")
 
 
-class _Stop(Exception):
-    """Ends a forward; never leaves the model's own call."""
+class _Stop(BaseException):
+    """Ends a forward; never leaves the model's own call.
+
+    No `Exception`: for those torch walks over all hooks, which other threads may be changing.
+    """
 
     def __init__(self, session: "Session[Any]") -> None:
         self.session = session

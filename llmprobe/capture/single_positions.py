@@ -41,8 +41,8 @@ _OF_ALL_KEYS = ("attention_mask", "cache_position")
 Forward = Callable[..., Any]
 
 
-class _Shown(Exception):
-    """Ends the first run."""
+class _Shown(BaseException):
+    """Ends the first run; no `Exception` for the reason that `_Stop` of sessions is none."""
 
     def __init__(self, call: AttentionCall) -> None:
         self.call = call

@@ -80,7 +80,9 @@ def failing(model, inputs):
     def fail(layer, x):
         raise ZeroDivisionError
 
-    with pytest.raises(ZeroDivisionError), capture_attention(model, 1, stop=True, into=fail):
+    # On an error torch walks over the hooks, and may find that another thread changes them.
+    errors = (ZeroDivisionError, RuntimeError)
+    with pytest.raises(errors), capture_attention(model, 1, stop=True, into=fail):
         model(**inputs, use_cache=False)
     return []
 
