@@ -165,6 +165,8 @@ for name, (lengths, n_prompts, room) in cases.items():
     asked = VarianceRequest(lengths=lengths, **options)
     most = psutil.Process().memory_info().vms + room * 2**20
     resource.setrlimit(resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
+    # How small chunks may get decides whether a single prompt can be made to fit at all.
+    sweeps._SMALLEST_CHUNK = 64 if name == "cut" else 2**20
     try:
         run = start(VarianceProbe, loaded, asked, output=f"{output}/{name}")
         run.execute()

@@ -20,12 +20,13 @@ from typing import Any, ClassVar, TypedDict, Unpack
 import torch
 
 from llmprobe.base.machine import evaluating, memory_kept
+from llmprobe.base.processes import process
 from llmprobe.base.progress import Progress, reporting
 from llmprobe.capture.loading import AnyModel, LoadedModel, as_loaded
 from llmprobe.errors import CheckpointError, OutOfMemoryError
 from llmprobe.probes.joining import join_evidence
 from llmprobe.probes.request import Prepared, Request
-from llmprobe.probes.sweeps import Piece, Sweep, SweepPlan, forget_lengths
+from llmprobe.probes.sweeps import Piece, Sweep, SweepPlan
 from llmprobe.probes.tallies import Evidence, Tally, at_length, configuration_of
 from llmprobe.results.base import Also, Result
 from llmprobe.runs.checkpoints import check_same
@@ -107,7 +108,8 @@ def start(
     """Check, load, prepare and plan; the folder is looked at before the model is loaded."""
     asked.check()
     named = str(model) if isinstance(model, str | Path) else type(model).__name__
-    agree_on({"model": named, "output": output, "overwrite": overwrite, **vars(asked), **load})
+    told = {"probe": kind.tally.kind, "model": named, "output": output, "overwrite": overwrite}
+    agree_on(told | vars(asked) | load)
     folder = None if output is None else check_probe(output, overwrite=overwrite)
     probe = kind(as_loaded(model, tokenizer=tokenizer, **load), asked)
     return _open(probe, folder, overwrite=overwrite)
@@ -134,8 +136,6 @@ class ProbeRun:
     def _execute(self, progress: Progress) -> Any:
         ready, pieces = self.probe.ready, self.plan.pieces()
         with reporting(progress) as report, evaluating(ready.model):
-            if not self.plan.one_pass:
-                forget_lengths(ready.model, ready.prompts)
             work = _Work(self.probe, self.plan, self.space, report)
             states = run_pieces(pieces, work.do)
         evidence = self._evidence(pieces, states)
@@ -210,9 +210,12 @@ class _Work:
 def _open(probe: Probe, output: Path | None, *, overwrite: bool) -> ProbeRun:
     """The run in its folder, of which part may be done already."""
     ready = probe.ready
-    if output is None:
+    if output is None and process().n_processes == 1:
         return ProbeRun(probe, ready.plan)
     facts = ready.run
+    agree_on({"prompts_hash": ready.provenance.prompts_hash, **facts})
+    if output is None:
+        return ProbeRun(probe, ready.plan)
     wanted = configuration_of(probe.tally.kind, ready.provenance, facts)
 
     def enter() -> ProbeRun:
@@ -227,7 +230,7 @@ def _open(probe: Probe, output: Path | None, *, overwrite: bool) -> ProbeRun:
                     f"{output} was changed by another run just now; run the same again"
                 )
             return ProbeRun(probe, plan, before, facts, space)
-        tidy_probe(output)
+        tidy_probe(output, plan.n_prompts)
         return ProbeRun(probe, plan, before, facts)
 
     return opened(enter)

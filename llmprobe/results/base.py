@@ -12,6 +12,7 @@ To add a kind of result, add one module to this folder with a subclass of `Resul
 """
 
 import dataclasses
+import hashlib
 import html
 import json
 import math
@@ -253,6 +254,7 @@ class Result(ABC):
             "fields": {name: value for name, value in fields.items() if name not in arrays}
             | {"provenance": dataclasses.asdict(self.provenance)},
         }
+        document["checksums"] = checksums(document, folder / "arrays.npz")
         with (folder / "result.json").open("w", encoding="utf-8") as file:
             json.dump(document, file, indent=1, allow_nan=False)
             file.write("\n")
@@ -324,6 +326,15 @@ def records(frame: "pd.DataFrame") -> list[dict[str, Any]]:
         {str(name): plain(value) for name, value in row.items()}
         for row in frame.to_dict(orient="records")
     ]
+
+
+def checksums(document: Mapping[str, Any], arrays: Path) -> dict[str, str]:
+    """Of what a result's two files say, so that neither is taken with another's."""
+    said = {name: document[name] for name in ("kind", "arrays", "fields")}
+    text = json.dumps(said, sort_keys=True, allow_nan=False)
+    with arrays.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"document": hashlib.sha256(text.encode()).hexdigest(), "arrays": digest}
 
 
 def check_shape(name: str, array: Any, shape: tuple[int, ...]) -> None:

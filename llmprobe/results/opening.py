@@ -22,7 +22,7 @@ import llmprobe
 import llmprobe.results
 from llmprobe.base.files import MAX_JSON_BYTES, as_path, read_arrays
 from llmprobe.errors import LLMProbeError, ResultFormatError
-from llmprobe.results.base import SCHEMA, Provenance, Result
+from llmprobe.results.base import SCHEMA, Provenance, Result, checksums
 
 _PAUSES = (0.01, 0.05, 0.1, 0.2, 0.4)
 """Seconds to wait for a result that is being replaced."""
@@ -81,6 +81,13 @@ def _load(folder: Path) -> Result:
         _check_names(folder, Provenance, fields["provenance"], what="provenance")
         fields["provenance"] = Provenance(**fields["provenance"])
         arrays = read_arrays(folder / "arrays.npz", document["arrays"])
+        # Folders of older versions have none.
+        there = document.get("checksums")
+        if there is not None and there != checksums(document, folder / "arrays.npz"):
+            raise ResultFormatError(
+                f"{folder}: result.json or arrays.npz was changed, or is of another result; copy "
+                "or make it again"
+            )
         return kind(**fields, **arrays)
     except LLMProbeError:
         raise

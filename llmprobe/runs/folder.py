@@ -171,7 +171,8 @@ def open_probe(
     wanted = json.loads(json.dumps(wanted))
 
     def replace(folder: Path) -> None:
-        tidy_probe(folder)
+        if is_finished(folder) and not (folder / _FILE).exists():
+            _remove(folder, _CHECKPOINTS)  # of a run that was killed when all was done
         there = probe_under_way(folder)
         if there is not None and there != wanted:
             if not overwrite:
@@ -190,10 +191,31 @@ def evidence_stamp(folder: Path) -> tuple[int, int] | None:
     return facts.st_ino, facts.st_mtime_ns
 
 
-def tidy_probe(folder: Path) -> None:
-    """The last that a probe does, in case it was killed before."""
-    if is_finished(folder) and (folder / EVIDENCE).is_file() and not (folder / _FILE).exists():
-        _remove(folder, _CHECKPOINTS)
+def tidy_probe(folder: Path, n_prompts: int) -> None:
+    """The last that a probe of so many prompts does, in case it was killed before.
+
+    A run that is to add prompts to the result may have begun here: its pieces stay.
+    """
+    if not _is_untidy(folder) or not process().is_main:
+        return
+    lock = FolderLock(folder)
+    try:
+        lock.acquire()
+    except (CheckpointError, OSError):  # another run is at work here, or nothing can be written
+        return
+    try:
+        there = probe_under_way(folder)
+        if there is None or there.get("arguments", {}).get("n_prompts") == n_prompts:
+            _remove(folder, _FILE, _CHECKPOINTS)
+        sweep_partial(folder)
+    finally:
+        lock.release()
+
+
+def _is_untidy(folder: Path) -> bool:
+    """Whether a killed run may have left something next to its result and its evidence."""
+    ours = (LOCK, HOLDER, _FILE, _CHECKPOINTS)
+    return any(path.name in ours or path.name.startswith(".") for path in folder.iterdir())
 
 
 def check_probe(folder: str | os.PathLike[str], *, overwrite: bool) -> Path:

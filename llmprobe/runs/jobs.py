@@ -51,9 +51,10 @@ def agree_on(asked: Mapping[str, Any]) -> None:
         return
     every = [json.loads(text) for text in _all_texts(json.dumps(asked, default=str))]
     for rank, other in enumerate(every):
-        differ = [name for name in every[0] if other.get(name) != every[0][name]]
+        names = sorted({*every[0], *other})
+        differ = [name for name in names if other.get(name) != every[0].get(name)]
         if differ:
-            words = ", ".join(f"{n} {every[0][n]!r} and {other.get(n)!r}" for n in differ)
+            words = ", ".join(f"{n} {every[0].get(n)!r} and {other.get(n)!r}" for n in differ)
             raise ValueError(
                 f"processes: rank 0 and rank {rank} were started with different settings: {words}; "
                 "start all of them with the same command"

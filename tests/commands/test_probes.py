@@ -12,7 +12,7 @@ def test_check_passes_every_line_on_a_trained_model(call):
     assert (code, err) == (0, "")
     assert out.startswith("builtin: float32 on cpu, sdpa\n")
     lines = out.splitlines()[1:]
-    assert len(lines) == 10
+    assert len(lines) == 11
     assert all(line.startswith("ok ") for line in lines)
     document = json.loads(call("check", "builtin", "--length", "16", "--json")[1])
     assert document["passed"]

@@ -218,3 +218,39 @@ def test_a_result_that_another_run_puts_there_meanwhile_is_not_replaced(tmp_path
     assert (load_result(run).n_prompts == 21).all()
     with pytest.raises(CheckpointError, match="has 21 prompts, more than the 18"):
         PROBES["variance"](output=run, n_prompts=18)
+
+
+@every_probe
+def test_what_a_run_leaves_that_was_killed_when_all_was_done_is_tidied(probe, tmp_path):
+    run = tmp_path / "run"
+    first = probe(output=run)
+    for name in (".lock", ".holder", ".tmpXyZ", f".{2**22 + 1}.partial"):
+        (run / name).write_text("")
+    (run / "checkpoints").mkdir()
+    assert same(probe(output=run), first)
+    assert {path.name for path in run.iterdir()} == RESULT
+
+
+def test_the_pieces_of_a_run_that_adds_prompts_stay_where_the_result_is_asked_for(
+    tmp_path, monkeypatch
+):
+    run = tmp_path / "run"
+    PROBES["variance"](output=run, n_prompts=16)
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        stop_after(1, patch)
+        PROBES["variance"](output=run, n_prompts=21)
+    pieces = sorted(run.glob("checkpoints/*"))
+    assert pieces
+    PROBES["variance"](output=run, n_prompts=16)
+    assert sorted(run.glob("checkpoints/*")) == pieces
+
+
+def test_ranks_with_different_models_stop(monkeypatch):
+    monkeypatch.setattr(probe_module, "process", lambda: Process(0, 0, 2))
+    asked = []
+    monkeypatch.setattr(probe_module, "agree_on", asked.append)
+    monkeypatch.setattr(jobs, "gather_tensors", lambda own: own)
+    for seed in (0, 1):
+        probe_variance(tiny("llama", seed=seed), "4,8", n_prompts=4)
+    first, second = (facts for facts in asked if "model_hash" in facts)
+    assert first["model_hash"] != second["model_hash"]

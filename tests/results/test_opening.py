@@ -259,3 +259,22 @@ def test_what_is_not_there_is_refused_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(opening.time, "sleep", lambda _: pytest.fail("it waited"))
     with pytest.raises(ResultFormatError, match="does not exist"):
         load_result(tmp_path / "run")
+
+
+@pytest.mark.parametrize("file", ["result.json", "arrays.npz"])
+def test_the_files_of_two_results_are_never_taken_for_one(tmp_path, file):
+    one = make_variance_result()
+    other = dataclasses.replace(one, std_median=one.std_median * 2, reference=64)
+    folder = one.save(tmp_path / "one")
+    (folder / file).write_bytes((other.save(tmp_path / "other") / file).read_bytes())
+    with pytest.raises(ResultFormatError, match="was changed, or is of another result"):
+        load_result(folder)
+
+
+def test_a_changed_number_in_the_document_is_seen(tmp_path):
+    folder = make_variance_result().save(tmp_path / "run")
+    document = (folder / "result.json").read_text()
+    assert '"component": 0' in document
+    (folder / "result.json").write_text(document.replace('"component": 0', '"component": 1'))
+    with pytest.raises(ResultFormatError, match="was changed"):
+        load_result(folder)

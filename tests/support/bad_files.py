@@ -55,8 +55,8 @@ OF_A_TEXT: dict[str, tuple[bytes, str]] = {
     "nothing": (b"", "is empty; give a file with text"),
     "blanks": (b" \n\t\n", "is empty; give a file with text"),
     "Latin-1": ("Ärger im Meer. ".encode("latin-1") * 99, "is not UTF-8"),
-    "UTF-16": (("Some words. " * 99).encode("utf-16"), "is not UTF-8"),
-    "gzip": (b"\x1f\x8b\x08\0" + bytes(range(256)), "is not UTF-8"),
+    "UTF-16": (("Some words. " * 99).encode("utf-16"), "is not a text"),
+    "gzip": (b"\x1f\x8b\x08\0" + bytes(range(256)), "is not a text"),
     "NUL bytes": (bytes(5000), "is not a text"),
     "one word": (b"word " * 3000, "are the same"),
 }
