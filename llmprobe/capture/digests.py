@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
+from transformers import PreTrainedModel
 
 _BLOCK_BYTES = 2**26
 """Bytes that one thread hashes at a time."""
@@ -180,7 +181,10 @@ def _state(module: nn.Module) -> dict[str, Any]:
     kept = {
         name: value
         for name, value in vars(module).items()
-        if name not in _NOT_OF_A_MODULE and not _is_history(module, name)
+        if name not in _NOT_OF_A_MODULE
+        and not _is_history(module, name)
+        # Plans and notes of transformers, some of which it adds when a model runs.
+        and not (isinstance(module, PreTrainedModel) and name.startswith("_"))
     }
     forward = vars(module).get("_old_forward", kept.pop("forward", None))
     if getattr(forward, "__func__", None) is not type(module).forward and forward is not None:
