@@ -35,7 +35,7 @@ torch.set_num_threads(1)  # the models are tiny: more threads only wait for each
 
 
 # How fast this machine multiplies is measured by every probe, and does not change meanwhile.
-sweeps._matmul_rate = cached(sweeps._matmul_rate)
+sweeps.matmul_rate = cached(sweeps.matmul_rate)
 
 
 @pytest.fixture(autouse=True)

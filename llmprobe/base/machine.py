@@ -5,6 +5,7 @@ Everything that depends on where the code runs is decided here, once.
 
 import ctypes
 import platform
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -190,6 +191,17 @@ def _mallopt() -> Callable[[int, int], int]:
     if platform.libc_ver()[0] != "glibc":
         return lambda option, value: 0
     return ctypes.CDLL(None).mallopt
+
+
+def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
+    """Multiplications and additions a second, by a short trial."""
+    a = torch.ones(1024, 1024, device=device, dtype=dtype)
+    float((a @ a)[0, 0])
+    start = time.perf_counter()
+    for _ in range(3):
+        b = a @ a
+    float(b[0, 0])  # waits for the device
+    return 3 * 2 * 1024**3 / (time.perf_counter() - start)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

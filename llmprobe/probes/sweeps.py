@@ -11,7 +11,6 @@ module. Where memory runs out, batches are halved, then prompts are cut into chu
 import inspect
 import math
 import re
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
 
-from llmprobe.base.machine import free_memory, is_out_of_memory
+from llmprobe.base.machine import free_memory, is_out_of_memory, matmul_rate
 from llmprobe.capture.discovery import AttentionLayer, attention_layers, input_device
 from llmprobe.capture.outputs import capture_attention
 from llmprobe.errors import OutOfMemoryError
@@ -35,6 +34,8 @@ _EFFICIENCY = 0.4
 """Share of the matmul rate that a forward reaches, for the estimate of time."""
 _BUDGET = 1.5
 """Tokens of the prompts that run alone, relative to the longest one; doubling lengths need 1."""
+_DEEP = 512
+"""Tokens of a prompt of which all layers are compared, whatever the config names."""
 _N_IN_CHUNKS = 100
 """Tokens that are compared in chunks and as a whole, whatever the config names."""
 _NAMES = re.compile("position|window|chunk|context|ctx|seq|length|floor|block|original|train")
@@ -150,7 +151,7 @@ def plan_sweep(
     )
     embedding = next(model.parameters())
     token_bytes = embedding.element_size() * (8 * deepest.hidden_size + 3 * widest)
-    rate = _matmul_rate(input_device(model), embedding.dtype)
+    rate = matmul_rate(input_device(model), embedding.dtype)
     return SweepPlan(
         lengths=tuple(lengths),
         n_prompts=n_prompts,
@@ -244,13 +245,19 @@ def prefixes_agree(
 ) -> bool:
     """Whether prompts of these lengths give what they give as the beginning of the longest one.
 
-    Compared at the last token, as a sweep captures that. Where the longest does not fit the memory,
-    shorter ones are tried. Attention for the last token alone has no beginning to compare.
+    Compared at the last token, as a sweep captures that. Unless the config names a threshold
+    between the lengths, the first layer of each type tells for long prompts, and all layers are
+    compared on short ones. Where the longest does not fit the memory, shorter ones are tried.
+    Attention for the last token alone has no beginning to compare.
     """
     if any(layer.last_only for layer in layers):
         return False
-    longest = max(lengths)
-    shorter = lengths_to_check(lengths, thresholds(model))
+    longest, bounds = max(lengths), thresholds(model)
+    shorter = lengths_to_check(lengths, bounds)
+    if longest > _DEEP and not any(min(lengths) <= bound < longest for bound in bounds):
+        if not _prefixes_agree(model, prompts, layers, [_DEEP // 4, _DEEP // 2], _DEEP):
+            return False
+        layers = list({layer.type: layer for layer in reversed(layers)}.values())
     while True:
         try:
             return _prefixes_agree(model, prompts, layers, shorter, longest)
@@ -430,17 +437,6 @@ def _weights_before(model: nn.Module, deepest: AttentionLayer) -> tuple[int, int
             total += parameter.numel()
             widest = max(widest, *parameter.shape)
     return total, widest
-
-
-def _matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
-    """Multiplications and additions a second, by a short trial."""
-    a = torch.ones(1024, 1024, device=device, dtype=dtype)
-    float((a @ a)[0, 0])
-    start = time.perf_counter()
-    for _ in range(3):
-        b = a @ a
-    float(b[0, 0])  # waits for the device
-    return 3 * 2 * 1024**3 / (time.perf_counter() - start)
 
 
 def _duration(seconds: float) -> str:
