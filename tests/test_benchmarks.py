@@ -208,6 +208,7 @@ def _count(work):
     return counter.get_total_flops()
 
 
+@pytest.mark.slow  # starts interpreters
 def test_a_worker_answers_and_what_it_does_not_survive_is_none(bench, monkeypatch):
     with bench.worker.Worker("tiny") as worker:
         outcome = worker.ask("hooks", LENGTHS, [0], memory=True)

@@ -197,6 +197,7 @@ def limited(tmp_path_factory):
     return folder, found
 
 
+@pytest.mark.slow  # a real limit; test_sweeps has the same by errors
 @pytest.mark.parametrize("name", ["halved", "cut"])
 def test_under_a_limit_of_memory_a_sweep_is_cut_smaller_and_gives_the_same(name, limited):
     folder, found = limited
@@ -214,6 +215,7 @@ def test_under_a_limit_of_memory_a_sweep_is_cut_smaller_and_gives_the_same(name,
     np.testing.assert_allclose(mine.std_median, free.std_median, rtol=1e-4)
 
 
+@pytest.mark.slow  # a real limit; test_sweeps has the same by errors
 def test_under_a_limit_of_memory_where_nothing_fits_what_is_done_stays(limited):
     folder, found = limited
     run = folder / "nothing fits"

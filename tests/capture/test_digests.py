@@ -282,6 +282,7 @@ def test_a_large_tensor_is_hashed_to_its_end(monkeypatch):
     assert len(found) == 6
 
 
+@pytest.mark.slow  # starts an interpreter with transformers
 def test_another_process_comes_to_the_same():
     code = (
         "import torch; from llmprobe.capture.digests import digest_model\n"

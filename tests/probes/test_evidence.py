@@ -109,7 +109,7 @@ def test_forged_facts_are_refused(folder, tmp_path, changes):
         read(tmp_path)
 
 
-@pytest.mark.parametrize("forge", [lambda n: 30_000_000, lambda n: 0, lambda n: None, float, str])
+@pytest.mark.parametrize("forge", [lambda n: 30_000_000, lambda n: None, float])
 @pytest.mark.parametrize("name", ["n_heads", "n_kv_heads", "head_size", "hidden_size"])
 def test_sizes_of_layers_are_those_of_the_arrays(folder, tmp_path, name, forge):
     evidence = read(folder)

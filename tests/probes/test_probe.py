@@ -7,7 +7,7 @@ import pytest
 import torch
 from families import tiny
 
-from llmprobe import load_result, probe_attention, probe_variance
+from llmprobe import load_model, load_result, probe_attention, probe_variance
 from llmprobe.base.processes import Process
 from llmprobe.errors import CheckpointError, ResultExistsError
 from llmprobe.probes import probe as probe_module
@@ -16,9 +16,10 @@ from llmprobe.runs import jobs
 from llmprobe.runs.folder import open_probe
 
 OPTIONS = {"lengths": "4..32", "layers": None, "n_prompts": 21, "batch_tokens": 100}
+BUILTIN = load_model("builtin")
 PROBES = {
-    "variance": lambda **more: probe_variance("builtin", at="heads", **OPTIONS | more),
-    "attention": lambda **more: probe_attention("builtin", **OPTIONS | more),
+    "variance": lambda **more: probe_variance(BUILTIN, at="heads", **OPTIONS | more),
+    "attention": lambda **more: probe_attention(BUILTIN, **OPTIONS | more),
 }
 every_probe = pytest.mark.parametrize("probe", PROBES.values(), ids=PROBES)
 RESULT = {"result.json", "arrays.npz", "evidence.safetensors"}

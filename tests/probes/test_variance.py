@@ -90,6 +90,7 @@ def test_proposition_1_slope_is_minus_one_half_within_its_interval():
     assert "4 are consistent with full dispersion, N^-0.50" in result.reading()
 
 
+@pytest.mark.slow  # the interval's own coverage is in test_intervals
 def test_the_interval_of_a_probe_covers_the_true_slope():
     """The query is the same in all prompts: of N tokens N − 1 vary, each with a weight of 1/N."""
     model, lengths = no_positions(n_heads=16, size=4, seed=1), (16, 32, 64, 128)

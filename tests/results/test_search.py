@@ -242,6 +242,7 @@ def test_an_interval_without_a_significant_test_decides_nothing():
     assert "undecided for raw weights" in exact.reading()
 
 
+@pytest.mark.slow  # the intervals' own coverage is in test_intervals
 def test_intervals_cover_the_truth_and_false_alarms_are_rare():
     covered, alarms = [], []
     for seed in range(200):

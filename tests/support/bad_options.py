@@ -350,15 +350,19 @@ def bad_options() -> Iterator[tuple[str, Case]]:
     An option that several commands share (one declaration, one meaning) is given
     all its bad values in the first of them. In the others one value shows that it is the same.
     """
-    given = set()
+    given, declared = set(), set()
     for command in COMMANDS:
         arguments, options = RIGHT[command]
         for option, (kind, is_option, about) in options_of(command).items():
+            known = id(about) in declared
+            declared.add(id(about))
+            if kind is bool and known:
+                continue
             if kind is bool:
                 wrong = (command, *arguments, *options, f"--{option}=3")
                 yield f"{command} --{option}=3", Case(wrong, "does not take a value")
                 continue
-            if is_option:
+            if is_option and not known:
                 wrong = filled(command, option, None, is_option)
                 yield f"{command} --{option} alone", Case(wrong, "requires an argument")
             meant = BAD_BY_NAME.get(f"{command} {option}", BAD_BY_NAME.get(option, {}))
