@@ -21,7 +21,7 @@ ACCEPTED = (
 )
 
 LONGEST = 2**27
-"""More is a slip of the hand: no model was made for more, and no memory holds it."""
+"""More is a mistake: no model was made for it, and no memory holds it."""
 _MOST = 2**16
 """Lengths in one sweep."""
 _DIGITS = 100
