@@ -20,7 +20,6 @@ from typing import Any, ClassVar, TypedDict, Unpack
 import torch
 
 from llmprobe.base.machine import evaluating, memory_kept
-from llmprobe.base.processes import process
 from llmprobe.base.progress import Progress, reporting
 from llmprobe.capture.loading import AnyModel, LoadedModel, as_loaded
 from llmprobe.errors import CheckpointError, OutOfMemoryError
@@ -40,7 +39,15 @@ from llmprobe.runs.folder import (
     probe_under_way,
     tidy_probe,
 )
-from llmprobe.runs.jobs import State, agree_on, finish, kept, opened, run_pieces
+from llmprobe.runs.jobs import (
+    State,
+    agree_on,
+    finish,
+    is_alone,
+    kept,
+    opened,
+    run_pieces,
+)
 
 
 class LoadOptions(TypedDict, total=False):
@@ -210,7 +217,7 @@ class _Work:
 def _open(probe: Probe, output: Path | None, *, overwrite: bool) -> ProbeRun:
     """The run in its folder, of which part may be done already."""
     ready = probe.ready
-    if output is None and process().n_processes == 1:
+    if output is None and is_alone():
         return ProbeRun(probe, ready.plan)
     facts = ready.run
     agree_on({"prompts_hash": ready.provenance.prompts_hash, **facts})

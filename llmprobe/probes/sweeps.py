@@ -385,7 +385,7 @@ def _agree(model: nn.Module, a: Tensor, b: Tensor, *, strictly: bool = False) ->
     scale = b.square().mean().sqrt()
     if strictly:
         return bool((a - b).abs().max() <= (1e-3 if exact else 0.2) * scale)
-    return bool((a - b).square().mean().sqrt() <= (1e-3 if exact else 0.05) * scale)
+    return bool((a - b).square().mean().sqrt() <= (1e-4 if exact else 0.05) * scale)
 
 
 def forget_lengths(model: nn.Module, prompts: Prompts) -> None:

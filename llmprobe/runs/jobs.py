@@ -45,9 +45,14 @@ P = TypeVar("P", bound=Named)
 T = TypeVar("T")
 
 
+def is_alone() -> bool:
+    """Whether this is the only process of the job."""
+    return process().n_processes == 1
+
+
 def agree_on(asked: Mapping[str, Any]) -> None:
     """Refuse processes that were started with different settings, in every one of them."""
-    if process().n_processes == 1:
+    if is_alone():
         return
     every = [json.loads(text) for text in _all_texts(json.dumps(asked, default=str))]
     for rank, other in enumerate(every):
@@ -66,9 +71,9 @@ def opened(open_folder: Callable[[], T]) -> T:
 
     Where the main process is refused, all are, with its words.
     """
-    here = process()
-    if here.n_processes == 1:
+    if is_alone():
         return open_folder()
+    here = process()
     value, error = None, None
     if here.is_main:
         try:

@@ -247,10 +247,10 @@ def test_the_pieces_of_a_run_that_adds_prompts_stay_where_the_result_is_asked_fo
 
 
 def test_ranks_with_different_models_stop(monkeypatch):
-    monkeypatch.setattr(probe_module, "process", lambda: Process(0, 0, 2))
+    monkeypatch.setattr(jobs, "process", lambda: Process(0, 0, 1))
+    monkeypatch.setattr(probe_module, "is_alone", lambda: False)
     asked = []
     monkeypatch.setattr(probe_module, "agree_on", asked.append)
-    monkeypatch.setattr(jobs, "gather_tensors", lambda own: own)
     for seed in (0, 1):
         probe_variance(tiny("llama", seed=seed), "4,8", n_prompts=4)
     first, second = (facts for facts in asked if "model_hash" in facts)
