@@ -1,1 +1,3 @@
-"""Prompts of many lengths through a pretrained model."""
+"""Prompts of many lengths through a pretrained model. Kinds of prompts are known once imported."""
+
+from llmprobe.probes import dictionary as dictionary

@@ -9,8 +9,9 @@ the other lengths, the number of prompts or of processes: everything is drawn by
 Free random, unigram and text prompts are prefix-consistent as well: the short ones are the
 beginnings of the long ones, so one pass over the longest serves all lengths.
 
-A kind of prompts is one class here. It says what it needs and what it offers, and is known by being
-declared: `class TextPrompts(Prompts, kind="text")`.
+A kind of prompts is one class, here or in a module that `probes/__init__.py` imports. It says what
+it needs and what it offers, and is known by being declared: `class TextPrompts(Prompts,
+kind="text")`.
 """
 
 import hashlib
@@ -18,8 +19,8 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
-from itertools import chain, count
+from functools import cached_property, partial
+from itertools import chain
 from typing import Any, ClassVar
 
 import numpy as np
@@ -33,13 +34,9 @@ _GOLDEN = (5**0.5 - 1) / 2
 """Its multiples modulo 1 are spread evenly, however many there are."""
 _CHUNK = 100_000
 """Characters that are tokenized at once: a tokenizer keeps far more than ids for each of them."""
-_BLOCK = 64
-"""Dictionary pairs that are drawn at once."""
-_ONSETS = (*"bdfghklmnprstvz", "br", "dr", "gl", "kr", "pl", "st", "tr")
-_SYLLABLES = [a + b + c for a in _ONSETS for b in "aeiou" for c in ("", "", "l", "n", "r")]
 
-_Tokens = NDArray[np.int64]
-_Draw = Callable[[int, np.random.Generator], _Tokens]
+Tokens = NDArray[np.int64]
+Draw = Callable[[int, np.random.Generator], Tokens]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,9 +55,9 @@ class Material:
     """free, or fixed: every prompt ends in the same token."""
 
     @cached_property
-    def left_out(self) -> _Tokens:
+    def left_out(self) -> Tokens:
         """Tokens that are never drawn: special ones and BOS, ascending."""
-        special = {i for i in (*_special_ids(self.tokenizer), self.bos_token_id) if i is not None}
+        special = {i for i in (*special_ids(self.tokenizer), self.bos_token_id) if i is not None}
         return np.array(sorted(i for i in special if i < self.vocab_size), np.int64)
 
 
@@ -83,7 +80,7 @@ class Prompts(ABC):
             cls.kind = kind
             cls.kinds[kind] = cls
 
-    def __init__(self, material: Material, draw: _Draw | None = None) -> None:
+    def __init__(self, material: Material, draw: Draw | None = None) -> None:
         """`draw` draws the fixed query, where the kind has one."""
         self.n_prompts, self.longest = material.n_prompts, material.longest
         query = None
@@ -135,7 +132,7 @@ class Prompts(ABC):
         return None
 
     @abstractmethod
-    def _body(self, index: int, n_tokens: int) -> _Tokens:
+    def _body(self, index: int, n_tokens: int) -> Tokens:
         """The prompt without BOS and fixed query."""
 
 
@@ -148,12 +145,12 @@ class RandomPrompts(Prompts, kind="random"):
         self._draw = self._drawing(material)
         super().__init__(material, self._draw)
 
-    def _drawing(self, material: Material) -> _Draw:
+    def _drawing(self, material: Material) -> Draw:
         n_ordinary = material.vocab_size - len(material.left_out)
         _check_ordinary(self.kind, n_ordinary)
         return partial(_draw_alike, n_ordinary, material.left_out)
 
-    def _body(self, index: int, n_tokens: int) -> _Tokens:
+    def _body(self, index: int, n_tokens: int) -> Tokens:
         return self._draw(n_tokens, numpy_generator(self._seed, "prompt", index))
 
 
@@ -162,7 +159,7 @@ class UnigramPrompts(RandomPrompts, kind="unigram"):
 
     needs_text = needs_tokenizer = True
 
-    def _drawing(self, material: Material) -> _Draw:
+    def _drawing(self, material: Material) -> Draw:
         return _by_frequency(self.kind, material, _tokens_of(material))
 
 
@@ -186,11 +183,11 @@ class TextPrompts(Prompts, kind="text"):
         self._offset = numpy_generator(self._seed, "offset").random()
         self.warnings = tuple(self._overlaps(self._own_tokens([], self.longest)))
 
-    def _starts(self, indices: Sequence[int]) -> _Tokens:
+    def _starts(self, indices: Sequence[int]) -> Tokens:
         places = (self._offset + np.array(indices) * _GOLDEN) % 1
         return (places * len(self._text)).astype(np.int64)
 
-    def _body(self, index: int, n_tokens: int) -> _Tokens:
+    def _body(self, index: int, n_tokens: int) -> Tokens:
         places = self._starts([index]) + np.arange(n_tokens)
         return self._text.take(places, mode="wrap")
 
@@ -206,97 +203,6 @@ class TextPrompts(Prompts, kind="text"):
                 f"text has {len(self._text)} tokens, and disjoint windows need {needed}; use a "
                 "longer text, fewer prompts or shorter lengths"
             )
-
-
-class DictionaryPrompts(Prompts, kind="dictionary"):
-    """Lists of key->value with made-up words, ending in a key that is in the list.
-
-    One pair a line, such as `zarimo->keltu`, and last `zarimo->`. Pairs are numbered from the end,
-    so a longer prompt has more of them in front. Keys with their arrow, values and line breaks are
-    tokenized one by one, so the query and its answer are the very tokens that the list has. Prompt
-    i asks at the same relative depth at every length.
-    """
-
-    takes_query = False
-
-    def __init__(self, material: Material) -> None:
-        super().__init__(material)
-        self.prefix_consistent = False
-        self._tokenizer, self._vocab_size = material.tokenizer, material.vocab_size
-        self._special = _special_ids(material.tokenizer)
-        [self._line_break] = self._pieces(["\n"], after="a")
-        self._build = lru_cache(maxsize=64)(self._compose)  # for a batch and then its answers
-        nearest = [next(self._pairs(index)) for index in range(self.n_prompts)]
-        least = max(2 * len(key) + len(value) for key, value in nearest)
-        least += len(self._line_break) + len(self._head)
-        if material.shortest < least:
-            raise ValueError(
-                f"lengths: got {material.shortest}, too short for one pair and the query of "
-                f"dictionary prompts, accepted: {least} or more"
-            )
-
-    def answers(self, indices: Sequence[int], length: int) -> Tensor:
-        """The first token of the value that is asked for, (len(indices),), int64 on the CPU."""
-        n_tokens = self._own_tokens(indices, length)
-        return torch.tensor([self._build(i, n_tokens)[1] for i in indices], dtype=torch.int64)
-
-    def _body(self, index: int, n_tokens: int) -> _Tokens:
-        return self._build(index, n_tokens)[0]
-
-    def _compose(self, index: int, n_tokens: int) -> tuple[_Tokens, int]:
-        """The prompt and the answer."""
-        lines: list[list[int]] = []
-        choices: list[tuple[list[int], int]] = []
-        size = 0
-        for key, value in self._pairs(index):
-            lines.append([*key, *value, *self._line_break])
-            size += len(lines[-1])
-            if size + len(key) <= n_tokens:  # else its pair would not be whole in the prompt
-                choices.append((key, value[0]))
-            if size >= n_tokens:
-                break
-        if not choices:
-            raise ValueError(f"length: {n_tokens} tokens are too few for one pair and its query")
-        depth = numpy_generator(self._seed, "depth", index).random()
-        query, answer = choices[int(depth * len(choices))]
-        tokens = [*chain.from_iterable(reversed(lines)), *query]
-        return np.array(tokens[-n_tokens:], np.int64), answer
-
-    def _pairs(self, index: int) -> Iterator[tuple[list[int], list[int]]]:
-        """Tokens of `key->` and of `value`, without an end."""
-        known: set[str] = set()
-        for block in count():
-            generator = numpy_generator(self._seed, "pairs", index, block)
-            syllables = generator.integers(len(_SYLLABLES), size=(_BLOCK, 2, 3))
-            sizes = generator.integers(2, 4, size=(_BLOCK, 2))
-            words: list[str] = []
-            for rows, ends in zip(syllables.tolist(), sizes.tolist(), strict=True):
-                key, value = (
-                    "".join(_SYLLABLES[s] for s in row[:end])
-                    for row, end in zip(rows, ends, strict=True)
-                )
-                if key not in known:
-                    known.add(key)
-                    words += [f"{key}->", value]
-            pieces = iter(self._pieces(words, after="\n"))
-            yield from zip(pieces, pieces, strict=True)
-
-    def _pieces(self, texts: Sequence[str], *, after: str) -> list[list[int]]:
-        """Tokens of each text as it stands behind another one, where that can be told.
-
-        Alone, SentencePiece would begin each with a blank, which would be the answer to all.
-        """
-        behind = [after, *(after + text for text in texts)]
-        anchor, *pieces = _encode(self._tokenizer, behind, self._vocab_size)
-        n = len(anchor)
-        if all(ids[:n] == anchor for ids in pieces):
-            pieces = [ids[n:] for ids in pieces]
-        else:
-            pieces = _encode(self._tokenizer, texts, self._vocab_size)
-        for text, ids in zip(texts, pieces, strict=True):
-            if not ids or not self._special.isdisjoint(ids):
-                raise ValueError(f"tokenizer: has no tokens for {text!r}; use other prompts")
-        return pieces
 
 
 def check_kind(kind: str, query: str, *, has_text: bool) -> None:
@@ -368,7 +274,7 @@ def _check_ordinary(kind: str, n_ordinary: int) -> None:
         raise ValueError(f"prompts: {kind} finds no ordinary token to draw; use another text")
 
 
-def _by_frequency(kind: str, material: Material, tokens: _Tokens) -> _Draw:
+def _by_frequency(kind: str, material: Material, tokens: Tokens) -> Draw:
     """Draws the ordinary ones of these tokens, as often as they occur."""
     counts = np.bincount(tokens, minlength=material.vocab_size)
     counts[material.left_out] = 0
@@ -376,13 +282,13 @@ def _by_frequency(kind: str, material: Material, tokens: _Tokens) -> _Draw:
     return partial(_draw, counts.cumsum())
 
 
-def _tokens_of(material: Material) -> _Tokens:
+def _tokens_of(material: Material) -> Tokens:
     return _tokenize(material.tokenizer, material.text or "", material.vocab_size)
 
 
 def _draw_alike(
-    n_ordinary: int, left_out: _Tokens, n_tokens: int, generator: np.random.Generator
-) -> _Tokens:
+    n_ordinary: int, left_out: Tokens, n_tokens: int, generator: np.random.Generator
+) -> Tokens:
     """What `_draw` gives where all counts are one and those of `left_out`, ascending, are zero.
 
     Without an array of all tokens, of which a computed embedding may have very many.
@@ -392,20 +298,21 @@ def _draw_alike(
     return drawn + np.searchsorted(n_ordinary_before, drawn, side="right")
 
 
-def _draw(bounds: _Tokens, n_tokens: int, generator: np.random.Generator) -> _Tokens:
+def _draw(bounds: Tokens, n_tokens: int, generator: np.random.Generator) -> Tokens:
     """Tokens by the running sums of their counts; few are the beginning of many."""
     drawn = generator.integers(bounds[-1], size=n_tokens)
     return np.searchsorted(bounds, drawn, side="right").astype(np.int64)
 
 
-def _special_ids(tokenizer: Any) -> set[int]:
+def special_ids(tokenizer: Any) -> set[int]:
+    """Tokens with a meaning of their own, such as BOS."""
     if tokenizer is None:
         return set()
     added = getattr(tokenizer, "added_tokens_decoder", {})
     return {*tokenizer.all_special_ids, *(i for i, token in added.items() if token.special)}
 
 
-def _tokenize(tokenizer: Any, text: str, vocab_size: int) -> _Tokens:
+def _tokenize(tokenizer: Any, text: str, vocab_size: int) -> Tokens:
     """All tokens of a text, in pieces that end at line breaks, or else before a blank."""
     found, start = [np.empty(0, np.int64)], 0
     while start < len(text):
@@ -413,13 +320,14 @@ def _tokenize(tokenizer: Any, text: str, vocab_size: int) -> _Tokens:
         if end < len(text):
             end = text.rfind("\n", start, end) + 1 or text.rfind(" ", start + 1, end)
             end = end if end > start else start + _CHUNK
-        [ids] = _encode(tokenizer, [text[start:end]], vocab_size)
+        [ids] = encode(tokenizer, [text[start:end]], vocab_size)
         found.append(np.array(ids, np.int64))
         start = end
     return np.concatenate(found)
 
 
-def _encode(tokenizer: Any, texts: Sequence[str], vocab_size: int) -> list[list[int]]:
+def encode(tokenizer: Any, texts: Sequence[str], vocab_size: int) -> list[list[int]]:
+    """Tokens of each text, without any that a tokenizer adds."""
     # Not verbose: a text that is longer than the model's context is meant.
     found: list[list[int]] = tokenizer(
         list(texts), add_special_tokens=False, return_attention_mask=False, verbose=False

@@ -2,82 +2,19 @@
 
 import re
 import tracemalloc
-from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from prompt_sets import LENGTHS, SPECIAL, TEXT, TOKENIZER, TOKENS, make
 from scipy.stats import chisquare
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
 
 from llmprobe.base.seeds import numpy_generator
 from llmprobe.probes import prompts as module
-from llmprobe.probes.prompts import Prompts, _draw, make_prompts
+from llmprobe.probes.prompts import Prompts, _draw
 
-SENTENCE = "the whale and the sea were old when the ship came to them over the grey water"
-TEXT = "\n".join(
-    " ".join(np.random.default_rng(n).permutation(SENTENCE.split())) for n in range(120)
-)
-LENGTHS = (40, 64, 150)
 FREE = [kind for kind in Prompts.kinds if kind != "dictionary"]
-
-
-def wrap(backend):
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend, bos_token="<s>", unk_token="<unk>", model_max_length=32
-    )
-
-
-def byte_level():
-    """As in GPT-2 and Llama 3: every text has tokens, and pieces are joined as they are."""
-    backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=400,
-        special_tokens=["<s>", "<unk>", "<reserved>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    backend.train_from_iterator([TEXT], trainer)
-    return wrap(backend)
-
-
-def sentence_piece():
-    """As in Llama 2: a text begins with a blank of its own."""
-    backend = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True))
-    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
-    backend.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    )
-    alphabet = list("abcdefghijklmnopqrstuvwxyz->\n▁")
-    trainer = trainers.BpeTrainer(
-        vocab_size=120,
-        special_tokens=["<s>", "<unk>", "<reserved>"],
-        initial_alphabet=alphabet,
-        show_progress=False,
-    )
-    backend.train_from_iterator([TEXT], trainer)
-    return wrap(backend)
-
-
-TOKENIZERS = {"byte level": byte_level(), "sentence piece": sentence_piece()}
-TOKENIZER = TOKENIZERS["byte level"]
-SPECIAL = {0, 1, 2}
-TOKENS = TOKENIZER(TEXT, add_special_tokens=False, verbose=False).input_ids
-
-
-def make(kind, **options):
-    given = {
-        "n_prompts": 6,
-        "lengths": LENGTHS,
-        "tokenizer": TOKENIZER,
-        "vocab_size": len(TOKENIZER),
-        "text": TEXT if kind in Prompts.kinds and Prompts.kinds[kind].needs_text else None,
-    }
-    return make_prompts(kind, **{**given, **options})
 
 
 def variants():
@@ -156,6 +93,16 @@ def test_a_digest_stands_for_the_tokens(kind, options):
 
 def test_kinds_have_digests_of_their_own():
     assert len({make(kind).digest() for kind in Prompts.kinds}) == len(Prompts.kinds)
+
+
+def test_a_prompt_that_is_not_there_is_refused():
+    prompts = make("random", query="fixed", bos_token_id=0)
+    for index in (-1, 6):
+        with pytest.raises(ValueError, match=f"indices: got {index}, accepted: 0 to 5"):
+            prompts.batch([0, index], 40)
+    for length in (0, 1, 151):
+        with pytest.raises(ValueError, match=f"length: got {length}, accepted: up to 150"):
+            prompts.batch([0], length)
 
 
 @pytest.mark.parametrize("n", [3, 497, 50_000, 2**31 + 5, 2**33])
@@ -305,68 +252,6 @@ def test_a_long_text_is_no_reason_to_warn(caplog):
     assert not caplog.records
 
 
-@pytest.mark.parametrize("name", TOKENIZERS)
-@pytest.mark.parametrize("bos", [None, 0])
-def test_dictionary_prompts_are_lists_that_hold_the_answer(name, bos):
-    tokenizer = TOKENIZERS[name]
-    options = {"tokenizer": tokenizer, "vocab_size": len(tokenizer), "lengths": (60, 150, 700)}
-    prompts = make("dictionary", **options, n_prompts=20, bos_token_id=bos)
-    asked_at, first_tokens = [], set()
-    for length in (60, 150, 700):
-        batch, answers = prompts.batch(range(20), length), prompts.answers(range(20), length)
-        assert answers.shape == (20,)
-        assert answers.dtype == torch.int64
-        for row, answer in zip(batch.tolist(), answers.tolist(), strict=True):
-            cut, *lines, query = tokenizer.decode(row[bos is not None :]).split("\n")
-            assert all(re.fullmatch(r"[a-z]{4,12}->[a-z]{4,12}", line) for line in lines)
-            if cut.startswith(query):  # then it is whole
-                lines = [cut, *lines]
-            pairs = [line.split("->") for line in lines]
-            assert len({key for key, _ in pairs}) == len(pairs)
-            [value] = [value for key, value in pairs if f"{key}->" == query]
-            token = tokenizer.decode([answer])
-            assert token.strip()
-            assert value.startswith(token)
-            # The list has the answer behind the query's very tokens.
-            n_query = next(n for n in range(1, 30) if tokenizer.decode(row[-n:]).strip() == query)
-            followers = [
-                row[at + n_query]
-                for at in range(len(row) - n_query)
-                if row[at : at + n_query] == row[-n_query:]
-            ]
-            assert answer in followers
-            asked_at.append([key for key, _ in pairs].index(query[:-2]) / len(pairs))
-            first_tokens.add(answer)
-    assert min(asked_at) < 0.2
-    assert max(asked_at) > 0.75
-    assert len(first_tokens) > 8
-
-
-def test_longer_dictionaries_have_more_in_front():
-    prompts = make("dictionary", lengths=(60, 700))
-    short, long = (TOKENIZER.decode(prompts.batch([2], n)[0]).split("\n") for n in (60, 700))
-    assert short[1:-1] == long[-len(short) + 1 : -1]
-
-
-def test_the_least_length_of_a_dictionary_is_named_and_true():
-    with pytest.raises(ValueError, match="too short for one pair") as caught:
-        make("dictionary", lengths=(5, 100), bos_token_id=0)
-    least = int(re.search(r"accepted: (\d+) or more$", str(caught.value))[1])
-    prompts = make("dictionary", lengths=(least, 100), bos_token_id=0)
-    assert prompts.answers(range(6), least).shape == (6,)
-    with pytest.raises(ValueError, match=f"accepted: {least} or more$"):
-        make("dictionary", lengths=(least - 1,), bos_token_id=0)
-    with pytest.raises(ValueError, match="too few"):
-        prompts.batch([0], 5)
-
-
-def test_a_tokenizer_that_cannot_spell_made_up_words_is_refused():
-    backend = Tokenizer(models.WordLevel({"<s>": 0, "<unk>": 1, "a": 2}, unk_token="<unk>"))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    with pytest.raises(ValueError, match="tokenizer: has no tokens for"):
-        make("dictionary", tokenizer=wrap(backend))
-
-
 @pytest.mark.parametrize(
     ("kind", "options", "line"),
     [
@@ -394,18 +279,3 @@ def test_a_wrong_argument_is_one_line(kind, options, line):
     with pytest.raises(ValueError, match=line) as caught:
         make(kind, **options)
     assert str(caught.value).isprintable()
-
-
-def test_a_prompt_that_is_not_there_is_refused():
-    prompts = make("random", query="fixed", bos_token_id=0)
-    for index in (-1, 6):
-        with pytest.raises(ValueError, match=f"indices: got {index}, accepted: 0 to 5"):
-            prompts.batch([0, index], 40)
-    for length in (0, 1, 151):
-        with pytest.raises(ValueError, match=f"length: got {length}, accepted: up to 150"):
-            prompts.batch([0], length)
-
-
-def test_made_up_words_are_many():
-    assert Counter(map(len, module._SYLLABLES)).keys() <= {2, 3, 4}
-    assert len(set(module._SYLLABLES)) ** 2 > 100_000
