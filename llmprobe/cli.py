@@ -16,10 +16,11 @@ from collections.abc import Callable
 from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperCommand
 
 import llmprobe
 from llmprobe.commands.listing import ls
-from llmprobe.commands.options import Debug, Json
+from llmprobe.commands.options import FLAG, OUTPUT_PANEL, Json
 from llmprobe.commands.probes import attention, check, variance
 from llmprobe.commands.saved import compare, merge, plot
 from llmprobe.commands.showing import say
@@ -30,7 +31,6 @@ app = typer.Typer(
     name="llmprobe",
     help="What happens to attention as prompts get longer, which heads do it, and what helps.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -49,18 +49,21 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _root(
-    debug: Debug = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback of an error.", **FLAG)
+    ] = False,
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Show the version.", **FLAG
+        ),
     ] = False,
 ) -> None:
     """Options for every command come before its name."""
 
 
-@app.command(epilog="Example: llmprobe env --json")
 def env(as_json: Json = False) -> None:
-    """Versions, device, default dtype, threads, memory, hub and optional extras."""
+    """Versions, device, default dtype, threads, memory, hub access and optional extras."""
     from llmprobe.base.machine import environment
 
     facts = environment()
@@ -72,18 +75,41 @@ def env(as_json: Json = False) -> None:
         say(f"{name:<{width}}  {value}")
 
 
-_EXAMPLES: dict[Callable[..., None], str] = {
-    check: "llmprobe check meta-llama/Llama-3.2-1B",
-    variance: "llmprobe variance meta-llama/Llama-3.2-1B --lengths 16..16384",
-    attention: "llmprobe attention builtin --layers all --lengths 16..512",
-    train_synthetic: "llmprobe train-synthetic --task othello --variants baseline,ema --seeds 8",
-    plot: "llmprobe plot runs/variance-builtin --kind heads --format pdf",
-    compare: "llmprobe compare runs/variance-a runs/variance-b",
-    merge: "llmprobe merge runs/seed-0 runs/seed-1 --output runs/both",
-    ls: "llmprobe ls variants",
+_COMMANDS: dict[str, dict[Callable[..., None], str]] = {
+    "Probe a model": {
+        variance: "llmprobe variance meta-llama/Llama-3.2-1B --lengths 16..16384",
+        attention: "llmprobe attention builtin --layers all --lengths 16..512",
+        check: "llmprobe check meta-llama/Llama-3.2-1B",
+    },
+    "Train small models": {
+        train_synthetic: "llmprobe train-synthetic --task othello --variants baseline,ema "
+        "--seeds 8",
+    },
+    "Saved results": {
+        plot: "llmprobe plot runs/variance-builtin --kind heads --format pdf",
+        compare: "llmprobe compare runs/variance-a runs/variance-b",
+        merge: "llmprobe merge runs/seed-0 runs/seed-1 --output runs/both",
+    },
+    "About": {
+        ls: "llmprobe ls variants",
+        env: "llmprobe env --json",
+    },
 }
-for _command, _example in _EXAMPLES.items():
-    app.command(epilog=f"Example: {_example}")(_command)
+"""All commands in the panels of the help, each with an example."""
+
+
+class _Command(TyperCommand):
+    """A command whose `--help` is in the same panel as its other options of output."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        option: Any = super().get_help_option(ctx)
+        option.rich_help_panel, option.metavar = OUTPUT_PANEL, ""
+        return option
+
+
+for _panel, _members in _COMMANDS.items():
+    for _command, _example in _members.items():
+        app.command(cls=_Command, rich_help_panel=_panel, epilog=f"Example: {_example}")(_command)
 
 
 def main() -> None:
@@ -137,8 +163,8 @@ def _in_options(message: str) -> str:
 
 def _options() -> set[str]:
     """The arguments that commands have as options."""
-    given = {name for command in _EXAMPLES for name in inspect.signature(command).parameters}
-    return given - _POSITIONAL
+    commands = (command for members in _COMMANDS.values() for command in members)
+    return {n for command in commands for n in inspect.signature(command).parameters} - _POSITIONAL
 
 
 def _explanation(error: Exception) -> str:

@@ -7,16 +7,19 @@ from typing import Annotated
 
 import typer
 
-from llmprobe.commands.options import Debug, Json
+from llmprobe.commands.options import Debug, Json, choice
 from llmprobe.commands.showing import say
 
 
 def ls(
-    what: Annotated[str, typer.Argument(help="tasks, variants, prompts or kinds.")],
+    what: Annotated[
+        str,
+        typer.Argument(**choice("tasks", "variants", "prompts", "kinds", text="What to list.")),
+    ],
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """List tasks, variants, prompts, or kinds of results with their figures."""
+    """List the names that options accept: tasks, variants, prompts, figures of results."""
     if what not in _LISTS:
         raise ValueError(f"ls: got {what!r}, accepted: {', '.join(_LISTS)}")
     names = _LISTS[what]()

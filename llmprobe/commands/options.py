@@ -1,12 +1,76 @@
-"""Options that several commands have, declared once, and what commands do with a folder."""
+"""Options that several commands have, declared once, in the panels that `--help` shows.
 
-import os
-import tempfile
-import threading
+    @with_options(MODEL, PROMPTS, SWEEP, OUTPUT)
+    def variance(at: At = "output", **shared: Any) -> None:
+
+A group is a dictionary of options by name: declaration and default. `with_options` adds groups to
+what a command declares itself; the command receives them as keyword arguments.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import wraps
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+Group = Mapping[str, tuple[Any, Any]]
+"""Options by the name of their argument: the annotation, and the default."""
+_METAVAR = 20
+"""Characters: a longer list of choices would leave no room for the text next to it."""
+FLAG: dict[str, Any] = {"metavar": ""}
+"""Options without a value: typer would show a type."""
+
+
+def with_options(*groups: Group) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add groups of options to a command.
+
+    Its own options come before the last group, so that those of output close the help.
+    """
+
+    def declare(command: Callable[..., None]) -> Callable[..., None]:
+        given = {name for group in groups for name in group}
+        own = [
+            parameter.replace(kind=parameter.KEYWORD_ONLY)
+            for parameter in inspect.signature(command).parameters.values()
+            if parameter.kind is not parameter.VAR_KEYWORD and parameter.name not in given
+        ]
+        shared = [
+            [
+                inspect.Parameter(
+                    name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+                )
+                for name, (annotation, default) in group.items()
+            ]
+            for group in groups
+        ]
+        parameters = [*chain(*shared[:-1]), *own, *shared[-1]]
+
+        @wraps(command)
+        def called(**options: Any) -> None:
+            command(**{p.name: p.default for p in parameters} | options)
+
+        called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        called.__annotations__ = {p.name: p.annotation for p in parameters}
+        return called
+
+    return declare
+
+
+def choice(*names: str, text: str) -> dict[str, Any]:
+    """An option that accepts one of the names: shown in the help, and completed by the shell.
+
+    The library refuses other values, in its own words; a test compares the two lists.
+    """
+    shown = f"[{'|'.join(names)}]"
+    fits = len(shown) <= _METAVAR
+    return {
+        "metavar": shown if fits else "NAME",
+        "help": text if fits else f"{', '.join(names[:-1])} or {names[-1]}. {text}",
+        "autocompletion": lambda: list(names),
+    }
 
 
 def _path(value: str | Path) -> Path:
@@ -21,113 +85,210 @@ def _path(value: str | Path) -> Path:
 
 PATH: dict[str, Any] = {"parser": _path}
 """What every option and argument has that is a path."""
-Debug = Annotated[bool, typer.Option("--debug", help="Show an error's traceback.")]
+
+_MODEL: dict[str, Any] = {"rich_help_panel": "Model"}
+_PROMPTS = {"rich_help_panel": "Prompts"}
+_SWEEP = {"rich_help_panel": "Sweep"}
+OUTPUT_PANEL = "Output"
+_OUTPUT = {"rich_help_panel": OUTPUT_PANEL}
+
 Model = Annotated[
-    str, typer.Argument(help="Hub id (id@revision too), folder, .gguf file, or builtin.")
-]
-Lengths = Annotated[
     str,
-    typer.Option(help="16..16384 doubles; 16..16384:20 is 20 log-spaced; 16,64,256; 1k = 1024."),
+    typer.Argument(
+        metavar="MODEL", help="Hub id (or id@revision), folder, .gguf file, or builtin."
+    ),
 ]
-Layers = Annotated[str, typer.Option(help="all, 0, -1, or 0,4,8..12.")]
-At = Annotated[
-    str, typer.Option(help="output: after the output projection; heads: each head before it.")
+Revision = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Branch, tag or commit of a hub model.", **_MODEL),
 ]
-Prompts = Annotated[str, typer.Option(help="random, unigram, text or dictionary.")]
-Text = Annotated[Path | None, typer.Option(help="Text file for unigram and text prompts.", **PATH)]
-Dataset = Annotated[
-    str | None, typer.Option(help="NAME[:SPLIT] of a data set, or a file, that `datasets` loads.")
+Device = Annotated[
+    str, typer.Option(metavar="NAME", help="auto, cpu, cuda, cuda:1 or mps.", **_MODEL)
 ]
-NPrompts = Annotated[
-    int, typer.Option(help="Prompts at each length. More than a saved result has are added to it.")
-]
-Query = Annotated[str, typer.Option(help="free, or fixed: every prompt ends in the same token.")]
-Bos = Annotated[str, typer.Option(help="Begin prompts with BOS: auto (as the tokenizer), yes, no.")]
-Component = Annotated[int, typer.Option(help="The single feature to follow (Figure 1).")]
-Reference = Annotated[
-    int | None,
-    typer.Option(help="Length that drifts are measured from; the shortest if not given."),
-]
-Seed = Annotated[int, typer.Option(help="Of the prompts.")]
-Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub model.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
 DeviceMap = Annotated[
-    str | None, typer.Option(help="Spread the model over devices: auto, balanced, sequential.")
+    str | None,
+    typer.Option(
+        **choice("auto", "balanced", "sequential", text="Spreads a large model over devices."),
+        **_MODEL,
+    ),
 ]
-Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or float64.")]
+Dtype = Annotated[
+    str,
+    typer.Option(metavar="NAME", help="auto, float32, bfloat16, float16 or float64.", **_MODEL),
+]
 AllowPickle = Annotated[
-    bool, typer.Option("--allow-pickle", help="Load .bin weights, which can run code.")
+    bool,
+    typer.Option("--allow-pickle", **FLAG, help="Load .bin weights. They can run code.", **_MODEL),
 ]
 TrustRemoteCode = Annotated[
-    bool, typer.Option("--trust-remote-code", help="Run code that the model brings along.")
+    bool,
+    typer.Option(
+        "--trust-remote-code", **FLAG, help="Run code that comes with the model.", **_MODEL
+    ),
 ]
-BatchTokens = Annotated[int | None, typer.Option(help="Tokens in one forward, at most.")]
+LOADING: Group = {
+    "revision": (Revision, None),
+    "device": (Device, "auto"),
+    "device_map": (DeviceMap, None),
+    "dtype": (Dtype, "auto"),
+    "allow_pickle": (AllowPickle, False),
+    "trust_remote_code": (TrustRemoteCode, False),
+}
+MODEL: Group = {"model": (Model, "builtin"), **LOADING}
+
+Prompts = Annotated[
+    str,
+    typer.Option(
+        **choice(
+            "random",
+            "unigram",
+            "text",
+            "dictionary",
+            text="unigram and text need --text or --dataset.",
+        ),
+        **_PROMPTS,
+    ),
+]
+Text = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="Text file for unigram and text prompts.", **PATH, **_PROMPTS
+    ),
+]
+Dataset = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Data set for unigram and text prompts: NAME, NAME:SPLIT or a file.",
+        **_PROMPTS,
+    ),
+]
+NPrompts = Annotated[
+    int,
+    typer.Option(
+        metavar="N",
+        help="Prompts per length. A larger number adds prompts to a saved result.",
+        **_PROMPTS,
+    ),
+]
+Query = Annotated[
+    str,
+    typer.Option(
+        **choice("free", "fixed", text="fixed: every prompt ends in the same token."), **_PROMPTS
+    ),
+]
+Bos = Annotated[
+    str,
+    typer.Option(
+        **choice(
+            "auto",
+            "yes",
+            "no",
+            text="Begin prompts with the BOS token. auto: as the tokenizer does.",
+        ),
+        **_PROMPTS,
+    ),
+]
+Seed = Annotated[int, typer.Option(metavar="N", help="Seed of the prompts.", **_PROMPTS)]
+PROMPTS: Group = {
+    "prompts": (Prompts, "random"),
+    "text": (Text, None),
+    "dataset": (Dataset, None),
+    "n_prompts": (NPrompts, 64),
+    "query": (Query, "free"),
+    "bos": (Bos, "auto"),
+    "seed": (Seed, 0),
+}
+
+Lengths = Annotated[
+    str,
+    typer.Option(
+        metavar="LENGTHS",
+        help="Prompt lengths in tokens: 16..4k doubles, 16..4k:20 gives 20 on a log scale, "
+        "16,64,256 is a list. 1k = 1024.",
+        **_SWEEP,
+    ),
+]
+Layers = Annotated[
+    str,
+    typer.Option(metavar="LAYERS", help="all, 0, -1 (the last), or 0,4,8..12.", **_SWEEP),
+]
+At = Annotated[
+    str,
+    typer.Option(
+        **choice(
+            "output",
+            "heads",
+            text="output: the layer's output, after the output projection. heads: each head's "
+            "output, before it.",
+        ),
+        **_SWEEP,
+    ),
+]
+Component = Annotated[
+    int, typer.Option(metavar="N", help="Feature that Figure 1 follows.", **_SWEEP)
+]
+Reference = Annotated[
+    int | None,
+    typer.Option(
+        metavar="LENGTH",
+        help="Length that drifts are measured from. Default: the shortest.",
+        **_SWEEP,
+    ),
+]
+BatchTokens = Annotated[
+    int | None, typer.Option(metavar="N", help="At most N tokens per forward pass.", **_SWEEP)
+]
 Chunk = Annotated[
-    int | None, typer.Option(help="Cut long prompts into chunks of so many tokens (less memory).")
+    int | None,
+    typer.Option(
+        metavar="N", help="Split long prompts into chunks of N tokens (less memory).", **_SWEEP
+    ),
 ]
+SWEEP: Group = {
+    "lengths": (Lengths, "16..1024"),
+    "layers": (Layers, "0"),
+    "batch_tokens": (BatchTokens, None),
+}
+
 Output = Annotated[
     Path | None,
     typer.Option(
-        help="Folder for the result; the same command resumes there. runs/COMMAND-MODEL if not "
-        "given.",
+        metavar="DIR",
+        help="Folder for the result. The same command resumes there. Default: a folder in runs/ "
+        "named after the command, the model and the settings that are not the defaults.",
         **PATH,
+        **_OUTPUT,
     ),
 ]
 Overwrite = Annotated[
     bool,
-    typer.Option("--overwrite", help="Replace a result that is there, or another unfinished run."),
+    typer.Option(
+        "--overwrite",
+        **FLAG,
+        help="Replace a result, or an unfinished run, in the folder.",
+        **_OUTPUT,
+    ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No plan and no progress on stderr.")]
-
-
-def check_place(target: Path) -> None:
-    """Refuse a path at which nothing can be written."""
-    above = next(parent for parent in target.absolute().parents if parent.exists())
-    try:
-        Path(tempfile.mkdtemp(prefix=".llmprobe-", dir=above)).rmdir()
-    except OSError as error:
-        raise ValueError(
-            f"{target} cannot be written ({error.strerror}); use another --output"
-        ) from None
-
-
-def check_drawing() -> None:
-    """Have matplotlib refuse its settings before the work, not when the figure is drawn."""
-    try:
-        import matplotlib  # noqa: F401
-    except ValueError as error:
-        wanted = os.environ.get("MPLBACKEND")
-        raise ValueError(f"MPLBACKEND: got {wanted!r}; unset it, or use Agg ({error})") from None
-
-
-_PATIENCE = 10.0
-"""Seconds before a process that waits for others says so."""
-
-
-def join_processes() -> bool:
-    """Join the other processes that were launched; whether this is the main one.
-
-    A process whose companions never come would wait for days without a word.
-    """
-    from llmprobe.base.processes import process, world_size
-
-    def say() -> None:
-        place = f"{os.environ.get('MASTER_ADDR', 'localhost')}:{os.environ.get('MASTER_PORT', '')}"
-        typer.echo(
-            f"rank {os.environ.get('RANK', '?')} waits at {place} for the other "
-            f"{world_size() - 1} processes of WORLD_SIZE={world_size()}; unset WORLD_SIZE to run "
-            "alone",
-            err=True,
-        )
-
-    if world_size() == 1:
-        return True
-    timer = threading.Timer(_PATIENCE, say)
-    timer.daemon = True
-    timer.start()
-    try:
-        return process().is_main
-    finally:
-        timer.cancel()
+DryRun = Annotated[
+    bool,
+    typer.Option("--dry-run", **FLAG, help="Print the plan and the folder, then stop.", **_OUTPUT),
+]
+Json = Annotated[
+    bool,
+    typer.Option("--json", **FLAG, help="Print one JSON document and nothing else.", **_OUTPUT),
+]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", **FLAG, help="Show no plan and no progress bar.", **_OUTPUT)
+]
+Debug = Annotated[
+    bool, typer.Option("--debug", **FLAG, help="Show the traceback of an error.", **_OUTPUT)
+]
+OUTPUT: Group = {
+    "output": (Output, None),
+    "overwrite": (Overwrite, False),
+    "dry_run": (DryRun, False),
+    "as_json": (Json, False),
+    "quiet": (Quiet, False),
+    "debug": (Debug, False),
+}

@@ -1,75 +1,46 @@
-"""`check`, `variance` and `attention`: the commands that look at a model."""
+"""`check`, `variance` and `attention`: the commands that look at a model.
+
+A probe is one function here: its own options, and the groups that it shares with the others.
+"""
 
 import json
-import re
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from llmprobe.commands.options import (
-    AllowPickle,
+    LOADING,
+    MODEL,
+    OUTPUT,
+    PROMPTS,
+    SWEEP,
     At,
-    BatchTokens,
-    Bos,
     Chunk,
     Component,
-    Dataset,
     Debug,
-    Device,
-    DeviceMap,
-    DryRun,
-    Dtype,
     Json,
-    Layers,
-    Lengths,
     Model,
-    NPrompts,
-    Output,
-    Overwrite,
-    Prompts,
-    Query,
-    Quiet,
     Reference,
-    Revision,
-    Seed,
-    Text,
-    TrustRemoteCode,
-    check_drawing,
-    check_place,
-    join_processes,
+    with_options,
 )
-from llmprobe.commands.showing import say, show_result
-
-if TYPE_CHECKING:
-    from llmprobe.probes.probe import ProbeRun
+from llmprobe.commands.running import run_probe
+from llmprobe.commands.showing import say
 
 
+@with_options(LOADING, {"as_json": (Json, False), "debug": (Debug, False)})
 def check(
     model: Model = "builtin",
-    length: Annotated[int, typer.Option(help="Tokens in the prompts of the check.")] = 64,
-    revision: Revision = None,
-    device: Device = "auto",
-    device_map: DeviceMap = None,
-    dtype: Dtype = "auto",
-    allow_pickle: AllowPickle = False,
-    trust_remote_code: TrustRemoteCode = False,
-    as_json: Json = False,
-    debug: Debug = False,
+    length: Annotated[int, typer.Option(metavar="N", help="Tokens per prompt of the check.")] = 64,
+    *,
+    as_json: bool,
+    debug: bool,
+    **load: Any,
 ) -> None:
-    """Check that captures tell the truth about a model: hooks, eager attention, padding."""
+    """Check that captures of a model are right: hooks, eager attention, padding."""
     from llmprobe.capture.checks import check_capture
     from llmprobe.capture.loading import load_model
 
-    loaded = load_model(
-        model,
-        revision=revision,
-        device=device,
-        device_map=device_map,
-        dtype=dtype,
-        allow_pickle=allow_pickle,
-        trust_remote_code=trust_remote_code,
-    )
+    loaded = load_model(model, **load)
     report = check_capture(loaded, length=length)
     if as_json:
         document = {
@@ -89,119 +60,25 @@ def check(
         raise typer.Exit(1)
 
 
+@with_options(MODEL, PROMPTS, SWEEP, OUTPUT)
 def variance(
-    model: Model = "builtin",
-    lengths: Lengths = "16..1024",
-    layers: Layers = "0",
     at: At = "output",
-    prompts: Prompts = "random",
-    text: Text = None,
-    dataset: Dataset = None,
-    n_prompts: NPrompts = 64,
-    query: Query = "free",
-    bos: Bos = "auto",
     component: Component = 0,
     reference: Reference = None,
-    seed: Seed = 0,
-    device: Device = "auto",
-    device_map: DeviceMap = None,
-    dtype: Dtype = "auto",
-    batch_tokens: BatchTokens = None,
     chunk: Chunk = None,
-    revision: Revision = None,
-    allow_pickle: AllowPickle = False,
-    trust_remote_code: TrustRemoteCode = False,
-    output: Output = None,
-    overwrite: Overwrite = False,
-    dry_run: DryRun = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
-    debug: Debug = False,
+    **shared: Any,
 ) -> None:
-    """How the variance of attention outputs falls with the length of the prompt."""
-    _probe("variance", **locals())
-
-
-def attention(
-    model: Model = "builtin",
-    lengths: Lengths = "16..1024",
-    layers: Layers = "0",
-    prompts: Prompts = "random",
-    text: Text = None,
-    dataset: Dataset = None,
-    n_prompts: NPrompts = 64,
-    query: Query = "free",
-    bos: Bos = "auto",
-    seed: Seed = 0,
-    device: Device = "auto",
-    device_map: DeviceMap = None,
-    dtype: Dtype = "auto",
-    batch_tokens: BatchTokens = None,
-    revision: Revision = None,
-    allow_pickle: AllowPickle = False,
-    trust_remote_code: TrustRemoteCode = False,
-    output: Output = None,
-    overwrite: Overwrite = False,
-    dry_run: DryRun = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
-    debug: Debug = False,
-) -> None:
-    """Where attention looks as prompts get longer, and the variance that this predicts."""
-    _probe("attention", **locals())
-
-
-def _probe(command: str, **options: Any) -> None:
-    """What `variance` and `attention` share: start, show the plan, run with a bar, print."""
-    from llmprobe.probes.probe import LoadOptions, start
-
-    model, output = options.pop("model"), options.pop("output")
-    dry_run, as_json, quiet = (options.pop(name) for name in ("dry_run", "as_json", "quiet"))
-    overwrite = options.pop("overwrite")
-    options.pop("debug")
-    load: Any = {name: options.pop(name) for name in LoadOptions.__annotations__ & options.keys()}
-    target = output or Path("runs") / f"{command}-{_slug(model)}"
-    if not dry_run:
-        check_place(target)
-        check_drawing()
-    is_main = join_processes()
-    kind, request = _kinds()[command]
-    asked = request(**options)
-    run = start(kind, model, asked, output=None if dry_run else target, overwrite=overwrite, **load)
-    if is_main:
-        _show_plan(run, target, dry_run=dry_run, quiet=quiet)
-    if dry_run:
-        return
-    try:
-        result = run.execute(progress=not quiet)
-    except KeyboardInterrupt:
-        if target.is_dir() and is_main:
-            say(f"{target} keeps what is done; run the same command to resume", err=True)
-        raise
-    if is_main:
-        show_result(result, target, as_json=as_json)
-
-
-def _show_plan(run: "ProbeRun", target: Path, *, dry_run: bool, quiet: bool) -> None:
-    if dry_run:
-        say(run.plan.describe())
-    elif not quiet and run.plan.n_tokens:
-        say(f"{run.probe.ready.loaded.name}: {run.plan.describe()}", err=True)
-    elif not quiet:
-        say(f"{target} was finished before; --overwrite probes again", err=True)
-
-
-def _kinds() -> dict[str, tuple[Any, Any]]:
-    """A kind of probe and its request, by the command's name."""
-    from llmprobe.probes.attention import AttentionProbe
-    from llmprobe.probes.request import Request
+    """How the variance of attention outputs falls as prompts get longer."""
     from llmprobe.probes.variance import VarianceProbe, VarianceRequest
 
-    return {
-        "variance": (VarianceProbe, VarianceRequest),
-        "attention": (AttentionProbe, Request),
-    }
+    own: dict[str, Any] = {"at": at, "component": component, "reference": reference, "chunk": chunk}
+    run_probe(VarianceProbe, VarianceRequest, **own, **shared)
 
 
-def _slug(model: str) -> str:
-    return re.sub(r"[^\w.-]+", "-", Path(model).name if Path(model).exists() else model).strip("-")
+@with_options(MODEL, PROMPTS, SWEEP, OUTPUT)
+def attention(**shared: Any) -> None:
+    """Where attention looks as prompts get longer, and the variance that this predicts."""
+    from llmprobe.probes.attention import AttentionProbe
+    from llmprobe.probes.request import Request
+
+    run_probe(AttentionProbe, Request, **shared)

@@ -1,28 +1,46 @@
 """`plot`, `compare` and `merge`: the commands that open saved results."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from llmprobe.commands.options import PATH, Debug, Json, Overwrite, check_drawing, check_place
+from llmprobe.commands.options import OUTPUT_PANEL, PATH, Debug, Json, Overwrite, choice
+from llmprobe.commands.running import check_drawing, check_place
 from llmprobe.commands.showing import print_table, say, show_result
+
+FIGURE: dict[str, Any] = {"rich_help_panel": "Figure"}
+OUTPUT: dict[str, Any] = {"rich_help_panel": OUTPUT_PANEL}
 
 
 def plot(
-    folder: Annotated[Path, typer.Argument(help="A saved result.", **PATH)],
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Folder of a saved result.", **PATH)
+    ],
     kind: Annotated[
-        str | None, typer.Option(help="Which figure; the main one if not given.")
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Which figure (llmprobe ls kinds). Default: the main one."
+        ),
     ] = None,
-    file_format: Annotated[str, typer.Option("--format", help="png, pdf or svg.")] = "png",
-    width: Annotated[float | None, typer.Option(help="In inches.")] = None,
+    file_format: Annotated[
+        str, typer.Option("--format", **choice("png", "pdf", "svg", text="File format."), **OUTPUT)
+    ] = "png",
+    width: Annotated[
+        float | None, typer.Option(metavar="INCHES", help="Width of the figure.", **FIGURE)
+    ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(help="File to write; KIND.FORMAT in the folder if not given.", **PATH),
+        typer.Option(
+            metavar="FILE",
+            help="File to write. Default: KIND.FORMAT in the folder.",
+            **PATH,
+            **OUTPUT,
+        ),
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Draw a figure of a saved result; needs neither the model nor torch."""
+    """Draw a figure of a saved result. It needs neither the model nor torch."""
     from llmprobe.results.opening import load_result
 
     if file_format not in ("png", "pdf", "svg"):
@@ -44,13 +62,17 @@ def plot(
 
 
 def compare(
-    folders: Annotated[list[Path], typer.Argument(help="Saved variance results.", **PATH)],
+    folders: Annotated[
+        list[Path],
+        typer.Argument(metavar="DIR", help="Folders of saved variance results.", **PATH),
+    ],
     output: Annotated[
-        Path, typer.Option(help="Figure to write: .png, .pdf or .svg.", **PATH)
+        Path,
+        typer.Option(metavar="FILE", help="Figure to write: .png, .pdf or .svg.", **PATH, **OUTPUT),
     ] = Path("runs/compare.png"),
     debug: Debug = False,
 ) -> None:
-    """Overlay several variance results in one figure and table their slopes."""
+    """Draw several variance results in one figure and list their slopes."""
     check_drawing()
     from llmprobe.results.figures.style import write_figure
     from llmprobe.results.figures.variance import draw_comparison
@@ -84,14 +106,20 @@ def compare(
 def merge(
     folders: Annotated[
         list[Path],
-        typer.Argument(help="Saved results of one kind, with the same settings.", **PATH),
+        typer.Argument(
+            metavar="DIR",
+            help="Folders of saved results of one kind, with the same settings.",
+            **PATH,
+        ),
     ],
-    output: Annotated[Path, typer.Option(help="Folder for the joined result.", **PATH)],
+    output: Annotated[
+        Path, typer.Option(metavar="DIR", help="Folder for the joined result.", **PATH, **OUTPUT)
+    ],
     overwrite: Overwrite = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Join results of other seeds or other lengths, exactly, into one."""
+    """Join results of different seeds or lengths into one, exactly."""
     from llmprobe.runs.merging import merge_results
 
     check_place(output)

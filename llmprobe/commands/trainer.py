@@ -5,132 +5,172 @@ from typing import Annotated, Any
 
 import typer
 
+from llmprobe.commands.naming import default_folder
 from llmprobe.commands.options import (
-    PATH,
+    FLAG,
     Debug,
-    Device,
+    Group,
     Json,
+    Output,
     Quiet,
-    check_drawing,
-    join_processes,
+    choice,
+    with_options,
 )
+from llmprobe.commands.running import check_drawing, join_processes
 from llmprobe.commands.showing import say, show_result
 
+_TASK = {"rich_help_panel": "Task"}
+_TRAINING = {"rich_help_panel": "Training"}
+_NETWORK = {"rich_help_panel": "Network"}
+_TEST = {"rich_help_panel": "Test"}
 
-def train_synthetic(
-    task: Annotated[
+_SEARCH = (
+    "Random search over N settings (set-complement, othello): each is trained with and without "
+    "dropout and scored with raw, EMA and BEMA weights. It draws learning rate 3e-4..1e-2, dropout "
+    "0.05..0.3, 1 - EMA decay 0.001..0.1, width 16, 32 or 64, 1 to 3 layers."
+)
+_VARIANTS = (
+    "Networks to train, such as baseline,layernorm+ssmax: baseline, or parts joined by a plus "
+    "(llmprobe ls variants). The others are compared with the first."
+)
+_PRESET = (
+    "Scale of the run: quick takes minutes, desk an hour or more on two cores, paper needs a GPU. "
+    "Other options take precedence."
+)
+
+
+def _option(kind: Any, panel: dict[str, Any], **about: Any) -> Any:
+    return Annotated[kind, typer.Option(**({"metavar": "N"} | about), **panel)]
+
+
+def _unset(kind: Any, panel: dict[str, Any], text: str = "", **more: Any) -> tuple[Any, None]:
+    """An option without a default here: the task or the preset has one."""
+    return _option(kind | None, panel, **({"help": text} | more)), None
+
+
+TASK: Group = {
+    "task": (
+        _option(
+            str,
+            _TASK,
+            **choice(
+                *("argmax", "dictionary", "set-complement", "othello"),
+                text="llmprobe ls tasks explains them.",
+            ),
+        ),
+        "argmax",
+    ),
+    "variants": _unset(str, _TASK, _VARIANTS, metavar="NAMES"),
+    "preset": (_option(str, _TASK, **choice("quick", "desk", "paper", text=_PRESET)), "quick"),
+    "search": _unset(int, _TASK, _SEARCH),
+}
+SETTINGS: Group = {
+    "seeds": _unset(int, _TRAINING, "Networks per variant."),
+    "first_seed": (_option(int, _TRAINING, help="First seed. The others follow it."), 0),
+    "steps": _unset(int, _TRAINING, "Training steps."),
+    "train_lengths": _unset(
+        str, _TRAINING, "Shortest and longest length in training.", metavar="5..16"
+    ),
+    "target": _unset(
         str,
-        typer.Option(help="argmax, dictionary, set-complement or othello (llmprobe ls tasks)."),
-    ] = "argmax",
-    variants: Annotated[
-        str | None,
-        typer.Option(
-            help="Networks to train, such as baseline,layernorm+ssmax: baseline, or parts joined "
-            "by a plus (llmprobe ls variants). The others are compared with the first."
-        ),
-    ] = None,
-    preset: Annotated[
-        str,
-        typer.Option(
-            metavar="[quick|desk|paper]",
-            help="Scale of the run: quick takes minutes, desk an hour or more on two cores, paper "
-            "needs a GPU. Other options take precedence.",
-        ),
-    ] = "quick",
-    search: Annotated[
-        int | None,
-        typer.Option(
-            help="Random search over N settings (set-complement, othello): each is trained with "
-            "and without dropout and scored with raw, EMA and BEMA weights. It draws learning rate "
-            "3e-4..1e-2, dropout 0.05..0.3, 1 - EMA decay 0.001..0.1, width 16, 32 or 64, 1 to 3 "
-            "layers.",
-            metavar="N",
-        ),
-    ] = None,
-    seeds: Annotated[int | None, typer.Option(help="Networks of each variant.")] = None,
-    first_seed: Annotated[int, typer.Option(help="The first seed; the others follow it.")] = 0,
-    steps: Annotated[int | None, typer.Option(help="Training steps.")] = None,
-    train_lengths: Annotated[
-        str | None, typer.Option(help="Shortest and longest length in training, such as 5..16.")
-    ] = None,
-    lengths: Annotated[
-        str | None,
-        typer.Option(
-            help="Lengths to test: 16..4096 doubles; 16,64,256. Default: all lengths of "
-            "set-complement and othello."
-        ),
-    ] = None,
-    sets: Annotated[int | None, typer.Option(help="Tests at each length.")] = None,
-    vocab: Annotated[int | None, typer.Option(help="Number of tokens (set-complement).")] = None,
-    target: Annotated[
-        str | None,
-        typer.Option(
-            metavar="[sampled|exact]",
-            help="Loss against the token that came next, or against all allowed tokens "
+        _TRAINING,
+        **choice(
+            *("sampled", "exact"),
+            text="Loss against the token that came next, or against all allowed tokens "
             "(set-complement, othello).",
         ),
-    ] = None,
-    width: Annotated[int | None, typer.Option(help="Width of the network.")] = None,
-    heads: Annotated[int | None, typer.Option(help="Attention heads per layer.")] = None,
-    layers: Annotated[int | None, typer.Option(help="Layers (set-complement, othello).")] = None,
-    value_size: Annotated[
-        int | None,
-        typer.Option(
-            help="Value size of a head (set-complement, othello). Default: width / heads."
+    ),
+    "batch": _unset(int, _TRAINING, "Sets or sequences per seed and training step."),
+    "learning_rate": _unset(float, _TRAINING, "Learning rate of AdamW.", metavar="RATE"),
+    "schedule": _unset(
+        str,
+        _TRAINING,
+        **choice(
+            *("constant", "cosine"),
+            text="Learning rate schedule. Default: cosine; constant in a search.",
         ),
-    ] = None,
-    batch: Annotated[
-        int | None, typer.Option(help="Sets or sequences per seed in a training step.")
-    ] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="Learning rate of AdamW.")] = None,
-    weight_decay: Annotated[float | None, typer.Option(help="Weight decay of AdamW.")] = None,
-    clip: Annotated[
-        float, typer.Option(help="Largest norm of a seed's gradient; 0 does not clip.")
-    ] = 1.0,
-    schedule: Annotated[
-        str | None,
-        typer.Option(
-            metavar="[constant|cosine]",
-            help="Learning rate schedule. Default: cosine; constant in a search.",
+    ),
+    "warmup": _unset(int, _TRAINING, "Steps in which the learning rate rises."),
+    "weight_decay": _unset(float, _TRAINING, "Weight decay of AdamW.", metavar="RATE"),
+    "clip": (
+        _option(
+            float, _TRAINING, metavar="NORM", help="Largest gradient norm per seed. 0: no clipping."
         ),
-    ] = None,
-    warmup: Annotated[
-        int | None, typer.Option(help="Steps in which the learning rate rises.")
-    ] = None,
-    dropout: Annotated[
-        float | None, typer.Option(help="Rate of variants with dropout. Default: 0.1.")
-    ] = None,
-    ema_decay: Annotated[
-        float | None, typer.Option(help="Decay of the EMA of the weights.")
-    ] = None,
-    device: Device = "auto",
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder for the result and the checkpoints; the same command resumes there. "
-            "Default: runs/synthetic-TASK, or runs/search-TASK.",
-            **PATH,
-        ),
-    ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Begin again if the folder holds a training.")
-    ] = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
-    debug: Debug = False,
+        1.0,
+    ),
+    "dropout": _unset(
+        float, _TRAINING, "Rate of variants with dropout. Default: 0.1.", metavar="RATE"
+    ),
+    "ema_decay": _unset(float, _TRAINING, "Decay of the EMA of the weights.", metavar="RATE"),
+    "device": (
+        _option(str, _TRAINING, metavar="NAME", help="auto, cpu, cuda, cuda:1 or mps."),
+        "auto",
+    ),
+    "width": _unset(int, _NETWORK, "Width of the network."),
+    "heads": _unset(int, _NETWORK, "Attention heads per layer."),
+    "layers": _unset(int, _NETWORK, "Layers (set-complement, othello)."),
+    "value_size": _unset(
+        int, _NETWORK, "Value size per head (set-complement, othello). Default: width / heads."
+    ),
+    "vocab": _unset(int, _NETWORK, "Number of tokens (set-complement)."),
+    "lengths": _unset(
+        str,
+        _TEST,
+        "Lengths to test: 16..4096 doubles, 16,64,256 is a list. Default for set-complement and "
+        "othello: all lengths.",
+        metavar="LENGTHS",
+    ),
+    "sets": _unset(int, _TEST, "Tests per length."),
+}
+_OUTPUT: Group = {
+    "output": (Output, None),
+    "overwrite": (
+        Annotated[
+            bool,
+            typer.Option(
+                "--overwrite",
+                **FLAG,
+                help="Start again if the folder holds a training.",
+                rich_help_panel="Output",
+            ),
+        ],
+        False,
+    ),
+    "as_json": (Json, False),
+    "quiet": (Quiet, False),
+    "debug": (Debug, False),
+}
+
+
+@with_options(TASK, SETTINGS, _OUTPUT)
+def train_synthetic(
+    *,
+    search: int | None,
+    output: Path | None,
+    as_json: bool,
+    quiet: bool,
+    debug: bool,
+    **options: Any,
 ) -> None:
     """Train small attention models on the papers' tasks and test them beyond their lengths.
 
-    Where an option has no default here, the task and the preset have one.
+    An option without a default here has one from the task and the preset.
     """
-    options = dict(locals())
-    for name in ("output", "as_json", "quiet", "debug"):
-        del options[name]
-    name = f"{'synthetic' if search is None else 'search'}-{task}"
-    _train(options, output or Path("runs") / name, as_json=as_json, quiet=quiet)
+    defaults = {
+        name: default for name, (_, default) in ({**TASK, **SETTINGS}).items() if name != "task"
+    }
+    folder = output or default_folder(
+        "synthetic" if search is None else "search",
+        options["task"],
+        options | {"search": search},
+        defaults=defaults,
+    )
+    _train(options, search, folder, as_json=as_json, quiet=quiet)
 
 
-def _train(options: dict[str, Any], folder: Path, *, as_json: bool, quiet: bool) -> None:
+def _train(
+    options: dict[str, Any], search: int | None, folder: Path, *, as_json: bool, quiet: bool
+) -> None:
     from llmprobe.base.files import is_result
     from llmprobe.synthetic.lab import search_synthetic
     from llmprobe.synthetic.lab import train_synthetic as train
@@ -138,16 +178,15 @@ def _train(options: dict[str, Any], folder: Path, *, as_json: bool, quiet: bool)
     check_drawing()
     is_main = join_processes()
     finished = is_result(folder) and not options["overwrite"]
-    n = options.pop("search")
     try:
-        if n is None:
+        if search is None:
             result = train(**options, output=folder, progress=not quiet)
         else:
-            options = _of_search(options, n)
-            result = search_synthetic(**options, n=n, output=folder, progress=not quiet)
+            options = _of_search(options, search)
+            result = search_synthetic(**options, n=search, output=folder, progress=not quiet)
     except KeyboardInterrupt:
         if is_main:
-            say(f"{folder} keeps what is done; the same command resumes there", err=True)
+            say(f"{folder} keeps what is done; run the same command to resume", err=True)
         raise
     if not is_main:
         return

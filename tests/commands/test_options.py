@@ -1,15 +1,18 @@
 """What all commands share."""
 
 import inspect
-import time
-from pathlib import Path
+import re
+from typing import Annotated, Any
 
 import pytest
+import typer
 
-from llmprobe.base.processes import Process
+from llmprobe.capture.outputs import AT
 from llmprobe.cli import app
-from llmprobe.commands import options
-from llmprobe.commands.options import check_place
+from llmprobe.commands.options import choice, with_options
+from llmprobe.probes.prompts import Prompts, check_kind
+from llmprobe.probes.request import BOS
+from llmprobe.synthetic.tasks import TASKS
 
 COMMANDS = {command.callback.__name__: command for command in app.registered_commands}
 
@@ -28,31 +31,70 @@ def test_every_option_has_a_help_text(name):
         assert about.help, parameter.name
 
 
-def test_a_place_that_can_be_written_is_left_as_it_is(tmp_path: Path):
-    check_place(tmp_path / "new" / "run")
-    assert not any(tmp_path.iterdir())
-    (tmp_path / "file").write_text("mine")
-    with pytest.raises(ValueError, match="cannot be written"):
-        check_place(tmp_path / "file" / "run")
+def options_of(name: str) -> dict[str, Any]:
+    parameters = inspect.signature(COMMANDS[name].callback).parameters.values()
+    return {p.name: p.annotation.__metadata__[0] for p in parameters}
 
 
-def test_a_process_that_waits_for_others_says_for_whom(monkeypatch, capsys):
-    monkeypatch.setenv("WORLD_SIZE", "3")
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("MASTER_ADDR", "node-a")
-    monkeypatch.setenv("MASTER_PORT", "29500")
-    monkeypatch.setattr(options, "_PATIENCE", 0.01)
+@pytest.mark.parametrize(
+    ("command", "option", "accepted"),
+    [
+        ("variance", "at", AT),
+        ("variance", "prompts", Prompts.kinds),
+        ("variance", "bos", BOS),
+        ("train_synthetic", "task", TASKS),
+        ("train_synthetic", "preset", TASKS["argmax"].presets),
+    ],
+)
+def test_choices_are_those_that_the_library_accepts(command, option, accepted):
+    about = options_of(command)[option]
+    assert about.autocompletion() == list(accepted)
+    shown = about.help if about.metavar == "NAME" else about.metavar
+    assert all(re.search(rf"\b{name}\b", shown) for name in accepted)
 
-    def process():
-        time.sleep(0.3)
-        return Process(rank=1, local_rank=1, n_processes=3)
 
-    monkeypatch.setattr("llmprobe.base.processes.process", process)
-    assert not options.join_processes()
-    line = (
-        "rank 1 waits at node-a:29500 for the other 2 processes of WORLD_SIZE=3; unset WORLD_SIZE"
-    )
-    assert capsys.readouterr().err.startswith(line)
-    monkeypatch.setattr(options, "_PATIENCE", 60)
-    options.join_processes()
-    assert capsys.readouterr().err == ""
+def test_the_choices_of_query_are_those_that_the_library_names():
+    shown = ", ".join(options_of("variance")["query"].autocompletion())
+    with pytest.raises(ValueError, match=f"accepted: {shown}"):
+        check_kind("random", "both", has_text=False)
+
+
+@pytest.mark.parametrize("name", ["variance", "attention"])
+def test_options_of_a_probe_are_in_four_panels(call, name):
+    panels = [about.rich_help_panel for about in options_of(name).values()]
+    assert list(dict.fromkeys(panels[1:])) == ["Model", "Prompts", "Sweep", "Output"]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_breaks_no_word(call, monkeypatch, name):
+    """All that is written can be found again in a terminal of 80 columns."""
+    monkeypatch.setenv("COLUMNS", "80")
+    text = call(name.replace("_", "-"), "--help")[1]
+    assert max(map(len, text.splitlines())) <= 80
+    shown = set(text.replace("│", " ").split())
+    for option in options_of(name).values():
+        assert set(option.help.split()) <= shown, option.help
+        assert not option.metavar or option.metavar in shown
+
+
+def test_a_command_gets_its_own_options_and_those_of_its_groups():
+    number = Annotated[int, typer.Option(help="n")]
+    first, last = {"a": (number, 1)}, {"z": (number, 26)}
+    got = {}
+
+    @with_options(first, last)
+    def command(m: number = 13, *, z: int, **shared: int) -> None:
+        """Documented."""
+        got.update(m=m, z=z, **shared)
+
+    assert list(inspect.signature(command).parameters) == ["a", "m", "z"]
+    assert command.__doc__ == "Documented."
+    command(a=2)
+    assert got == {"a": 2, "m": 13, "z": 26}
+
+
+def test_many_choices_are_in_the_text_where_they_can_wrap():
+    few, many = choice("a", "b", text="Which."), choice("a" * 9, "b" * 9, "c" * 9, text="Which.")
+    assert (few["metavar"], few["help"]) == ("[a|b]", "Which.")
+    words = "aaaaaaaaa, bbbbbbbbb or ccccccccc. Which."
+    assert (many["metavar"], many["help"]) == ("NAME", words)

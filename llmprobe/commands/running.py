@@ -1,0 +1,135 @@
+"""How commands that take time run: check the place, say what is being done, run, show."""
+
+import os
+import sys
+import tempfile
+import threading
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from llmprobe.commands.naming import default_folder
+from llmprobe.commands.options import MODEL, PROMPTS, SWEEP
+from llmprobe.commands.showing import say, show_result
+
+if TYPE_CHECKING:
+    from llmprobe.probes.probe import Probe, ProbeRun
+    from llmprobe.probes.request import Request
+
+_PATIENCE = 10.0
+"""Seconds before a process that waits for others says so."""
+
+
+def run_probe(
+    kind: "type[Probe]",
+    request: "type[Request]",
+    *,
+    model: str,
+    output: Path | None,
+    overwrite: bool,
+    dry_run: bool,
+    as_json: bool,
+    quiet: bool,
+    debug: bool,
+    **options: Any,
+) -> None:
+    """What all probe commands do: start, show the plan, run with a bar, print.
+
+    `options` are the fields of the request and the options that load the model.
+    """
+    from llmprobe.probes.probe import start
+
+    asked = request(**{f.name: options.pop(f.name) for f in fields(request) if f.name in options})
+    load: Any = options
+    target = output or default_folder(
+        kind.tally.kind, model, vars(asked) | load, defaults=_defaults(request)
+    )
+    if not dry_run:
+        check_place(target)
+        check_drawing()
+    is_main = join_processes()
+    run = start(kind, model, asked, output=None if dry_run else target, overwrite=overwrite, **load)
+    if is_main:
+        _show_plan(run, target, dry_run=dry_run, quiet=quiet)
+    if dry_run:
+        return
+    try:
+        result = run.execute(progress=not quiet)
+    except KeyboardInterrupt:
+        if target.is_dir() and is_main:
+            say(f"{target} keeps what is done; run the same command to resume", err=True)
+        raise
+    if is_main:
+        show_result(result, target, as_json=as_json)
+
+
+def _defaults(request: "type[Request]") -> dict[str, Any]:
+    """Of the options that a folder may be named after; `n_prompts` can grow in a folder."""
+    shared = {name: default for name, (_, default) in {**MODEL, **PROMPTS, **SWEEP}.items()}
+    own = {field.name: field.default for field in fields(request)}
+    del shared["model"], shared["n_prompts"], own["n_prompts"]
+    return own | shared
+
+
+def _show_plan(run: "ProbeRun", target: Path, *, dry_run: bool, quiet: bool) -> None:
+    if dry_run:
+        say(run.plan.describe())
+    elif not quiet and run.plan.n_tokens:
+        say(f"{run.probe.ready.loaded.name}: {run.plan.describe()}", err=True)
+    elif not quiet:
+        say(f"{target} was finished before; --overwrite probes again", err=True)
+
+
+def say_loading(what: str) -> None:
+    """Before libraries and weights are loaded, so that a terminal shows a line at once."""
+    if sys.stderr.isatty():
+        say(f"loading {what} ...", err=True)
+
+
+def check_place(target: Path) -> None:
+    """Refuse a path at which nothing can be written."""
+    above = next(parent for parent in target.absolute().parents if parent.exists())
+    try:
+        Path(tempfile.mkdtemp(prefix=".llmprobe-", dir=above)).rmdir()
+    except OSError as error:
+        raise ValueError(
+            f"{target} cannot be written ({error.strerror}); use another --output"
+        ) from None
+
+
+def check_drawing() -> None:
+    """Have matplotlib refuse its settings before the work, not when the figure is drawn."""
+    try:
+        import matplotlib  # noqa: F401
+    except ValueError as error:
+        wanted = os.environ.get("MPLBACKEND")
+        raise ValueError(f"MPLBACKEND: got {wanted!r}; unset it, or use Agg ({error})") from None
+
+
+def join_processes() -> bool:
+    """Join the other processes that were launched; whether this is the main one.
+
+    A process whose companions never come would wait for days without a word.
+    """
+    from llmprobe.base.processes import process, world_size
+
+    def tell() -> None:
+        place = f"{os.environ.get('MASTER_ADDR', 'localhost')}:{os.environ.get('MASTER_PORT', '')}"
+        typer.echo(
+            f"rank {os.environ.get('RANK', '?')} waits at {place} for the other "
+            f"{world_size() - 1} processes of WORLD_SIZE={world_size()}; unset WORLD_SIZE to run "
+            "alone",
+            err=True,
+        )
+
+    if world_size() == 1:
+        return True
+    timer = threading.Timer(_PATIENCE, tell)
+    timer.daemon = True
+    timer.start()
+    try:
+        return process().is_main
+    finally:
+        timer.cancel()
