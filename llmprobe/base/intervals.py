@@ -67,7 +67,7 @@ def typical_std(std: ArrayLike) -> Array:
 
 
 def fit_decay(
-    lengths: Sequence[int],
+    lengths: Sequence[float],
     std: ArrayLike,
     *,
     without: ArrayLike | None = None,
@@ -164,7 +164,7 @@ def positive_ratio(a: Array, b: Array) -> Array:
     return np.where(positive, a / np.where(positive, b, 1), np.nan)
 
 
-def _degenerate(lengths: Sequence[int], std: Array) -> NDArray[np.str_]:
+def _degenerate(lengths: Sequence[float], std: Array) -> NDArray[np.str_]:
     reason = np.full(std.shape[:-1], "", dtype=np.str_)
     for number, length in reversed(list(enumerate(lengths))):
         value = std[..., number]

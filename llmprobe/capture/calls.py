@@ -28,6 +28,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS as _INTERFACE
 
+from llmprobe.capture.logits import SoftmaxInputs, seen_logits
 from llmprobe.errors import UnsupportedModelError
 
 _PREFIX = "llmprobe_"
@@ -61,13 +62,20 @@ class AttentionCall:
 
         In chunks of positions; float32 at least, whatever the model's precision.
         """
+        for weights, _ in self.scores(index):
+            yield weights
+
+    def scores(self, index: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Weights as `rows` has them, and their logits, −inf where a key is masked."""
         wide = [x.float() if x.dtype in _HALF else x for x in (self.query, self.key, self.value)]
         query = _take(wide[0], index)
         call = replace(self, query=query, key=wide[1], value=wide[2], base="eager")
         for part in call._chunks():
-            _, weights = call._attend(query[:, :, part], self._mask_rows(index[:, part]))
+            mask = self._mask_rows(index[:, part])
+            with SoftmaxInputs() as softmax:
+                _, weights = call._attend(query[:, :, part], mask)
             assert weights is not None, "eager functions return their weights"
-            yield weights
+            yield weights, seen_logits(softmax.latest, weights, mask)
 
     def outputs(self, index: Tensor, query: Tensor | None = None) -> Tensor:
         """Head outputs (batch, positions, heads, value size) of the queries at `index`.

@@ -5,9 +5,13 @@
     rows[0].entropy     # (batch, 2, heads)
 
 A row has the weights of one query over all tokens. It need not sum to one (learned sinks take a
-share), so its mass is kept next to the statistics, and nothing is normalized. Modules that look up
-their attention function by name compute only the chosen rows; the others compute the whole matrix,
-if it fits in memory.
+share), so its mass is kept next to the statistics, and nothing is normalized but the rest of a row
+without the prompt's first token, which may be a sink. Modules that look up their attention function
+by name compute only the chosen rows; the others compute the whole matrix, if it fits in memory.
+
+Logits are those that the family's softmax gets, of the keys that a query sees; the logit of a
+learned sink is not among them. Modules that compute attention on their own show weights alone:
+there the logits are their logarithms, and keys with a weight of zero count as not seen.
 """
 
 from collections.abc import Callable
@@ -35,10 +39,29 @@ class Rows:
     """−Σ a ln a, in nats."""
     effective: Tensor
     """Effective tokens, 1 / Σ a²."""
+    squares: Tensor
+    """Σ a²."""
     first: Tensor
     """Weight on the prompt's first token."""
     mass: Tensor
     """Σ a: one, unless a learned sink takes a share."""
+    n_keys: Tensor
+    """n, the number of keys that the query sees."""
+    entropy_share: Tensor
+    """Entropy / ln n; NaN where n is 1."""
+    entropy_rest: Tensor
+    """Entropy of the row without the prompt's first token, the rest scaled to sum to one; NaN
+    where nothing is left."""
+    entropy_share_rest: Tensor
+    """The same over the logarithm of the keys that are left."""
+    squares_rest: Tensor
+    """Σ a² of the row without the first token, scaled likewise."""
+    spread: Tensor
+    """Largest minus smallest logit."""
+    log_lambda: Tensor
+    """ln Λ, Λ = max over k ≥ 2 of ln k / Δ_k, with Δ_k the gap of the k-th largest logit from the
+    largest (arXiv 2605.12697). Λ > 1: at the model's temperature the row is dispersed. Λ is
+    infinite where the largest logit is there twice, so for uniform rows; 0 for one-hot rows."""
     top: Tensor
     """The k largest weights, largest first: (..., k); zeros where there are fewer tokens."""
     top_positions: Tensor
@@ -47,19 +70,46 @@ class Rows:
     """The rows themselves (..., tokens) with `weights=True`, else None."""
 
     @classmethod
-    def of(cls, weights: Tensor, starts: Tensor, *, k: int, keep: bool) -> "Rows":
-        """From weights (batch, heads, positions, tokens); prompts begin at `starts` (batch,)."""
+    def of(
+        cls,
+        weights: Tensor,
+        starts: Tensor,
+        *,
+        k: int,
+        keep: bool,
+        logits: Tensor | None = None,
+    ) -> "Rows":
+        """From weights (batch, heads, positions, tokens); prompts begin at `starts` (batch,).
+
+        `logits` are −inf where a key is masked; None: the logarithms of the weights.
+        """
         rows = weights.detach().transpose(1, 2).float()
+        scores = rows.log() if logits is None else logits.detach().transpose(1, 2).float()
         n_top = min(k, rows.shape[-1])
         top, where = rows.topk(n_top, dim=-1)
         where = (where - starts[:, None, None, None]).where(top > 0, -1)
         missing = (0, k - n_top)
-        first = rows.gather(-1, starts[:, None, None, None].expand(*rows.shape[:-1], 1))
+        at_first = starts[:, None, None, None].expand(*rows.shape[:-1], 1)
+        entropy, squares = _entropy(rows), rows.square().sum(-1)
+        rest = rows.scatter(-1, at_first, 0.0)
+        rest /= rest.sum(-1, keepdim=True)
+        entropy_rest = _entropy(rest)
+        seen = scores != -torch.inf
+        n_keys = seen.sum(-1)
+        n_rest = n_keys - seen.gather(-1, at_first).squeeze(-1).long()
         return cls(
-            entropy=torch.special.entr(rows).sum(-1),
-            effective=1 / rows.square().sum(-1),
-            first=first.squeeze(-1),
+            entropy=entropy,
+            effective=1 / squares,
+            squares=squares,
+            first=rows.gather(-1, at_first).squeeze(-1),
             mass=rows.sum(-1),
+            n_keys=n_keys.float(),
+            entropy_share=_share(entropy, n_keys),
+            entropy_rest=entropy_rest,
+            entropy_share_rest=_share(entropy_rest, n_rest),
+            squares_rest=rest.square().sum(-1),
+            spread=scores.amax(-1) - scores.where(seen, torch.inf).amin(-1),
+            log_lambda=_log_lambda(scores),
             top=nn.functional.pad(top, missing),
             top_positions=nn.functional.pad(where, missing, value=-1),
             weights=rows.clone() if keep else None,
@@ -139,7 +189,7 @@ class RowCapture(Session[Rows]):
             batch, _, length, _ = call.query.shape
             index = self.index(batch, length, call.query.device)
             starts = self.key_starts(batch, length, call.key.shape[2], call.query.device)
-            parts = [self._rows(weights, starts) for weights in call.rows(index)]
+            parts = [self._rows(*scores, starts=starts) for scores in call.scores(index)]
             self.see(by_module[id(call.module)], Rows.join(parts, dim=1))
 
         if self._whole:
@@ -185,12 +235,12 @@ class RowCapture(Session[Rows]):
                 )
             rows = self.take(layer, weights.transpose(1, 2)).transpose(1, 2)
             starts = self.key_starts(len(weights), length, weights.shape[3], weights.device)
-            self.see(layer, self._rows(rows, starts))
+            self.see(layer, self._rows(rows, starts=starts))
 
         return hook
 
-    def _rows(self, weights: Tensor, starts: Tensor) -> Rows:
-        return Rows.of(weights, starts, k=self.k, keep=self.weights)
+    def _rows(self, weights: Tensor, logits: Tensor | None = None, *, starts: Tensor) -> Rows:
+        return Rows.of(weights, starts, k=self.k, keep=self.weights, logits=logits)
 
     def join(self, layer: int, parts: list[Rows]) -> Rows:
         lengths = {part.weights.shape[-1] for part in parts if part.weights is not None}
@@ -200,6 +250,27 @@ class RowCapture(Session[Rows]):
                 "and cannot be joined; use `into`, or prompts of one length"
             )
         return Rows.join(parts, dim=0)
+
+
+def _entropy(rows: Tensor) -> Tensor:
+    return torch.special.entr(rows).sum(-1)
+
+
+def _share(entropy: Tensor, n_keys: Tensor) -> Tensor:
+    """Of the entropy of uniform weights; NaN where there is one key, or none."""
+    return torch.where(n_keys > 1, entropy / n_keys.clamp(min=2).log(), torch.nan)
+
+
+def _log_lambda(logits: Tensor) -> Tensor:
+    """ln Λ of logits (batch, positions, heads, tokens), one position at a time to save memory."""
+    ranks = torch.arange(2, logits.shape[-1] + 1, device=logits.device).float().log()
+
+    def largest(logits: Tensor) -> Tensor:
+        ordered = logits.sort(dim=-1, descending=True).values
+        ratios = ranks / (ordered[..., :1] - ordered[..., 1:])  # masked: gap ∞, ratio 0
+        return nn.functional.pad(ratios, (0, 1)).amax(-1)
+
+    return torch.stack([largest(x) for x in logits.unbind(1)], dim=1).log()
 
 
 def _are_weights(x: Tensor, length: int) -> bool:

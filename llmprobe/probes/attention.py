@@ -19,7 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from llmprobe.base.moments import Moments
+from llmprobe.base.intervals import fit_decay
+from llmprobe.base.moments import Groups, Moments
 from llmprobe.base.progress import Progress
 from llmprobe.capture.calls import AttentionCall, listening
 from llmprobe.capture.discovery import AttentionLayer, LayerChoice
@@ -30,13 +31,19 @@ from llmprobe.errors import CaptureError
 from llmprobe.probes.probe import LoadOptions, Probe, start
 from llmprobe.probes.request import DEFAULT_LENGTHS, Prepared, Request, prepare
 from llmprobe.probes.summaries import NOTHING_FINITE, by_series, few_prompts, left_out, rounded
-from llmprobe.probes.tallies import Evidence, Tally
+from llmprobe.probes.tallies import N_GROUPS, Evidence, Tally
 from llmprobe.results.attention import AttentionResult
 
 _N_TOP = 16
 _KEPT_SERIES = 32
 """Series of which the largest weights of single prompts are kept."""
-_OF_ROWS = ("entropy", "effective", "first", "mass")
+_SINK = 0.3
+"""A row whose weight on the first token is above this counts as a sink."""
+_OF_ROWS = (
+    *("entropy", "effective", "first", "mass", "n_keys", "squares", "spread"),
+    *("entropy_share", "entropy_rest", "entropy_share_rest", "squares_rest"),
+)
+_WITHOUT_STD = ("mass", "n_keys")
 
 
 def probe_attention(
@@ -95,8 +102,9 @@ class AttentionTally(Tally):
 
     def __init__(self, layers: Sequence[AttentionLayer]) -> None:
         super().__init__(layers)
-        names = (*_OF_ROWS, "squares", "heads", "value", "value_square")
+        names = (*_OF_ROWS, "sink", "heads", "value", "value_square")
         self.moments = {(n, name): Moments() for n in self.numbers for name in names}
+        self.groups = {(n, "log_lambda"): Groups(Moments) for n in self.numbers}
 
     @staticmethod
     def shapes(layer: AttentionLayer, *, whole: bool) -> dict[str, tuple[int, ...]]:
@@ -115,7 +123,9 @@ class AttentionTally(Tally):
         """Take in rows, heads (prompts, lengths, heads, size) and means of values and squares."""
         for name in _OF_ROWS:
             self.moments[layer, name].update(getattr(rows, name))
-        self.moments[layer, "squares"].update(1 / rows.effective)
+        sink = (rows.first > _SINK).float().where(rows.first.isfinite(), torch.nan)
+        self.moments[layer, "sink"].update(sink)
+        self.groups[layer, "log_lambda"].update(rows.log_lambda, [p % N_GROUPS for p in prompts])
         self.moments[layer, "heads"].update(heads)
         for name, x in zip(("value", "value_square"), values or (), strict=False):
             self.moments[layer, name].update(x)
@@ -152,7 +162,13 @@ class AttentionProbe(Probe):
             for name in _OF_ROWS:
                 summaries = [tally.moments[number, name].summary() for tally in tallies]
                 row[name] = np.concatenate([summary.mean for summary in summaries]).T
-                row[f"{name}_std"] = np.concatenate([summary.std for summary in summaries]).T
+                if name not in _WITHOUT_STD:
+                    row[f"{name}_std"] = np.concatenate([summary.std for summary in summaries]).T
+            sinks = [tally.moments[number, "sink"].summary().mean for tally in tallies]
+            row["sink_rate"] = np.concatenate(sinks).T
+            fitted, reasons = _lambda([t.groups[number, "log_lambda"] for t in tallies], row)
+            row |= fitted
+            notes += [f"layer {number}: {reason}" for reason in reasons]
             counts = [tally.moments[number, "mass"].summary().count for tally in tallies]
             row["n_prompts"] = np.concatenate(counts).T
             notes += left_out(layer, lengths, *_counted(tallies, number))
@@ -163,7 +179,6 @@ class AttentionProbe(Probe):
             row["predicted_variance"] = np.concatenate([_predict(t, layer) for t in tallies]).T
             row["layer"] = np.full(layer.n_heads, number)
             row["head"] = np.arange(layer.n_heads)
-            del row["mass_std"]
             for name, values in row.items():
                 columns.setdefault(name, []).append(values)
             parts = [tally.kept_of(number).movedim(0, 2) for tally in tallies]
@@ -235,6 +250,41 @@ def _value_moments(value: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
     x = value.double().movedim(2, 1)
     counts = (index + 1).view(1, -1, 1, 1)
     return x.cumsum(1)[:, index] / counts, x.square().cumsum(1)[:, index] / counts
+
+
+def _lambda(
+    by_length: Sequence[Groups[Moments]], row: Mapping[str, NDArray[Any]]
+) -> tuple[dict[str, NDArray[Any]], list[str]]:
+    """Columns of ln Λ and of its slope over ln ln n, and what weakens them."""
+    totals = [groups.total().summary() for groups in by_length]
+    mean, std, count, infinite = (
+        by_series(totals, name, False)[0].T for name in ("mean", "std", "count", "nonfinite")
+    )
+    keys, several = row["n_keys"], row["n_keys"] > 1
+    columns = {"log_lambda": mean, "log_lambda_std": std}
+    reasons = []
+    if n := infinite[several].sum():
+        share = n / (n + count[several].sum())
+        reasons.append(f"the largest logit is there twice in {share:.2g} of the rows: without Λ")
+    # Beyond a window a query sees no more keys, so there is nothing to fit over.
+    sees = keys[0]
+    used = [i for i, n in enumerate(sees) if n > 2 and n > max(sees[:i], default=0)]
+    nothing = np.full(len(keys), np.nan)
+    if len(used) < 2:
+        return columns | dict.fromkeys(AttentionResult.by_series, nothing), reasons
+    chosen = [by_length[i] for i in used]
+    without = [
+        np.concatenate([groups.without(g).summary().mean for groups in chosen]).T
+        for g in (sorted(chosen[0].parts) if len(chosen[0].parts) > 1 else ())
+    ]
+    fit = fit_decay(
+        np.log(sees[used]).tolist(),
+        np.exp(mean[:, used]),
+        without=np.exp(without) if without else None,
+        sizes=list(chosen[0].sizes().values()) if without else None,
+    )
+    found = {"": fit.slope, "_low": fit.slope_low, "_high": fit.slope_high}
+    return columns | {f"lambda_exponent{end}": x for end, x in found.items()}, reasons
 
 
 def _counted(tallies: Sequence[Tally], number: int) -> tuple[NDArray[Any], NDArray[Any]]:

@@ -1,14 +1,17 @@
 """Where attention looks, by length, and the variance that this predicts."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmprobe.base.intervals import divide
-from llmprobe.results.base import check_shape
+from llmprobe.results.base import check_shape, missing_as_nan
 from llmprobe.results.series import Array, SeriesResult
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -18,6 +21,7 @@ class AttentionResult(SeriesResult, kind="attention"):
     plots: ClassVar[dict[str, str]] = {
         "dispersion": "effective tokens against length",
         "weights": "the 16 largest weights of 32 prompts, by length",
+        "rows": "entropy, logit spread and Λ of rows against length",
         "prediction": "measured variance against what dispersion predicts",
     }
 
@@ -41,6 +45,38 @@ class AttentionResult(SeriesResult, kind="attention"):
     """What dispersion alone predicts of it: the values' variance over tokens times E[Σa²]."""
     top: NDArray[np.float32]
     """Largest weights: (kept series, lengths, prompts, rank)."""
+    squares: Array = missing_as_nan("layer_type", "lengths")
+    """Σa², mean over prompts."""
+    squares_std: Array = missing_as_nan("layer_type", "lengths")
+    squares_rest: Array = missing_as_nan("layer_type", "lengths")
+    """Σa² of the row without the prompt's first token, the rest scaled to sum to one."""
+    squares_rest_std: Array = missing_as_nan("layer_type", "lengths")
+    entropy_share: Array = missing_as_nan("layer_type", "lengths")
+    """Entropy / ln n, of n keys that the query sees: one for uniform attention."""
+    entropy_share_std: Array = missing_as_nan("layer_type", "lengths")
+    entropy_rest: Array = missing_as_nan("layer_type", "lengths")
+    """Entropy without the first token, the rest scaled to sum to one."""
+    entropy_rest_std: Array = missing_as_nan("layer_type", "lengths")
+    entropy_share_rest: Array = missing_as_nan("layer_type", "lengths")
+    """The same over the logarithm of the keys that are left."""
+    entropy_share_rest_std: Array = missing_as_nan("layer_type", "lengths")
+    spread: Array = missing_as_nan("layer_type", "lengths")
+    """Largest minus smallest logit of a row, mean over prompts."""
+    spread_std: Array = missing_as_nan("layer_type", "lengths")
+    log_lambda: Array = missing_as_nan("layer_type", "lengths")
+    """ln Λ, mean over prompts, so exp of it is a geometric mean: Λ itself has none, as near ties
+    make it as large as you like. Λ = max over k ≥ 2 of ln k / Δ_k, with Δ_k the gap of the k-th
+    largest logit from the largest; Λ > 1 means dispersed (arXiv 2605.12697)."""
+    log_lambda_std: Array = missing_as_nan("layer_type", "lengths")
+    sink_rate: Array = missing_as_nan("layer_type", "lengths")
+    """Share of prompts whose weight on the first token is above 0.3."""
+    n_keys: Array = missing_as_nan("layer_type", "lengths")
+    """Keys that the query sees: the length, or fewer behind a window."""
+    lambda_exponent: Array = missing_as_nan("layer_type")
+    """Slope of ln Λ over ln ln n, the power of ln n that Λ grows with; (series,)."""
+    lambda_exponent_low: Array = missing_as_nan("layer_type")
+    lambda_exponent_high: Array = missing_as_nan("layer_type")
+    """Its 95 % interval, by a jackknife over groups of prompts."""
 
     by_length: ClassVar[tuple[str, ...]] = (
         "entropy",
@@ -52,21 +88,71 @@ class AttentionResult(SeriesResult, kind="attention"):
         "mass",
         "measured_variance",
         "predicted_variance",
+        *("squares", "squares_std", "squares_rest", "squares_rest_std"),
+        *("entropy_share", "entropy_share_std", "entropy_rest", "entropy_rest_std"),
+        *("entropy_share_rest", "entropy_share_rest_std", "spread", "spread_std"),
+        *("log_lambda", "log_lambda_std", "sink_rate", "n_keys"),
+    )
+    by_series: ClassVar[tuple[str, ...]] = (
+        *("lambda_exponent", "lambda_exponent_low", "lambda_exponent_high"),
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name in self.by_series:
+            check_shape(name, getattr(self, name), (len(self.layer_type),))
         kept = self.top.shape
         check_shape("top", self.top, (*kept[:1], len(self.lengths), *kept[2:4]))
+
+    def head_frame(self) -> "pd.DataFrame":
+        """A row for each layer and head: Λ's exponent with its interval."""
+        import pandas as pd
+
+        columns: dict[str, Any] = {"layer": self.layer, "head": self._heads()}
+        return pd.DataFrame(columns | {name: getattr(self, name) for name in self.by_series})
+
+    def to_document(self) -> dict[str, Any]:
+        return super().to_document() | {"heads": self._records(self.head_frame())}
+
+    def remarks(self) -> list[str]:
+        return [*self._sinks(), *self._dispersed()]
+
+    def _sinks(self) -> list[str]:
+        known = np.isfinite(self.sink_rate)
+        if not known.any():
+            return []
+        rates = divide(np.where(known, self.sink_rate, 0).sum(axis=0), known.sum(axis=0))
+        shown = ", ".join(
+            f"{length}: {rate:.0%}" for length, rate in zip(self.lengths, rates, strict=True)
+        )
+        return [f"sink rate (rows with more than 0.3 on the first token), by length: {shown}"]
+
+    def _dispersed(self) -> list[str]:
+        known = self.log_lambda[np.isfinite(self.log_lambda[:, -1]), -1]
+        if not len(known):
+            return []
+        above = f"{(known > 0).sum()} of {len(known)} heads have Λ > 1 at {self.lengths[-1]} tokens"
+        rises = int((self.lambda_exponent_low > 0).sum())
+        return [
+            f"{above}: at the model's temperature their rows are dispersed. Λ grows with the "
+            f"length in {rises} (95 % CI of the exponent above 0)."
+        ]
 
     def table(self, *, width: int | None = None) -> Any:
         share = divide(self.measured_variance[:, -1], self.predicted_variance[:, -1])
         columns = {
-            "entropy": self.entropy[:, -1],
-            "first token": self.first[:, -1],
+            "H / ln n": self.entropy_share[:, -1],
+            "no first": self.entropy_share_rest[:, -1],
+            "spread": self.spread[:, -1],
+            "Λ": np.exp(self.log_lambda[:, -1]),
+            "first": self.first[:, -1],
             "variance / predicted": share,
         }
-        ends = {name: [f"{value:.2f}" for value in values] for name, values in columns.items()}
+        ends = {
+            name: [f"{value:.2f}" for value in values]
+            for name, values in columns.items()
+            if np.isfinite(values).any()  # older folders lack some
+        }
         title = "effective tokens 1/Σa², mean over prompts"
         return self._table(title, self.effective, ends=ends, width=width)
 
@@ -76,6 +162,8 @@ class AttentionResult(SeriesResult, kind="attention"):
 
         if kind == "dispersion":
             return figures.draw_dispersion(self.to_frame(), ax=ax)
+        if kind == "rows":
+            return figures.draw_rows(self.to_frame(), ax=ax)
         if kind == "prediction":
             return figures.draw_prediction(self.to_frame(), ax=ax)
         name = series_name(self.layer[0], self._heads()[0])

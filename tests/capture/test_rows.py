@@ -2,11 +2,14 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
+from brute import row_numbers
 from families import FAMILIES, batch, reference, tiny
 
 from llmprobe import CaptureError, OutOfMemoryError, UnsupportedModelError, capture_rows
+from llmprobe.capture.calls import listening
 from llmprobe.capture.rows import Rows
 from llmprobe.synthetic.set_network import SetNetwork
 
@@ -91,6 +94,91 @@ def test_uniform_and_peaked_rows_have_the_entropies_they_must():
         rows = Rows.of(weights, torch.tensor([0]), k=2, keep=False)
         assert rows.entropy.item() == pytest.approx(float(entropy))
         assert rows.effective.item() == pytest.approx(effective)
+
+
+def check_numbers(got, row, weights, logits=None):
+    """All statistics of one row of `Rows` against plain numpy in float64."""
+    for name, expected in row_numbers(weights, logits).items():
+        value = float(getattr(got, name)[row])
+        assert value == pytest.approx(expected, rel=2e-4, abs=1e-6, nan_ok=True), name
+
+
+@pytest.mark.parametrize("n_tokens", [2, 5, 300])
+def test_statistics_of_random_rows_equal_numpy(n_tokens):
+    generator = torch.Generator().manual_seed(n_tokens)
+    logits = 4 * torch.randn(2, 3, 2, n_tokens, generator=generator)
+    hidden = torch.rand(logits.shape, generator=generator) < 0.3
+    hidden[..., 0] = False
+    logits = logits.masked_fill(hidden, -np.inf)
+    weights = 0.9 * logits.softmax(-1)  # a learned sink takes the rest
+    for given in (logits, None):
+        rows = Rows.of(weights, torch.zeros(2, dtype=int), k=1, keep=False, logits=given)
+        for prompt, head, position in np.ndindex(2, 3, 2):
+            at = prompt, head, position
+            row = prompt, position, head
+            check_numbers(rows, row, weights[at].numpy(), logits[at].numpy())
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss", "deepseek_v3", "bloom"])
+def test_statistics_of_real_rows_equal_numpy(family):
+    inputs = batch(family, (12, 12))
+    weights = reference(family, inputs).weights
+    with capture_rows(tiny(family), positions=[0, 1, 7, -1]) as rows:
+        tiny(family)(**inputs, use_cache=False)
+    for layer in rows:
+        for prompt, column, head in np.ndindex(2, 4, 4):
+            row = weights[layer][prompt, head, (0, 1, 7, 11)[column]].numpy()
+            check_numbers(rows[layer], (prompt, column, head), row)
+
+
+def test_the_first_token_is_where_a_padded_prompt_begins():
+    model, inputs = tiny("llama"), batch("llama", (5, 9), "left")
+    with capture_rows(model, weights=True) as together:
+        model(**inputs, use_cache=False)
+    for row, length in enumerate((5, 9)):
+        for head in range(4):
+            weights = together[1].weights[row, 0, head, -length:].numpy()
+            check_numbers(together[1], (row, 0, head), weights)
+
+
+def test_spread_and_lambda_know_logits_whose_weights_are_rounded_to_zero():
+    model, inputs = copy.deepcopy(tiny("llama")), batch("llama", (12,))
+    model.model.layers[1].self_attn.q_proj.weight.data *= 300
+    calls = []
+    with (
+        listening([model.model.layers[1].self_attn], calls.append),
+        capture_rows(model, layers=1, weights=True) as rows,
+    ):
+        model(**inputs, use_cache=False)
+    call = calls[-1]
+    key = call.key.double().repeat_interleave(2, dim=1)
+    logits = (key @ call.query[:, :, -1:].double().mT).squeeze(-1)[0] * 8**-0.5
+    assert (rows[1].weights == 0).any()  # the weights have forgotten
+    for head in range(4):
+        numbers = row_numbers(logits[head].softmax(-1).numpy(), logits[head].numpy())
+        assert numbers["spread"] > 200
+        for name in ("spread", "log_lambda"):
+            assert float(getattr(rows[1], name)[0, 0, head]) == pytest.approx(
+                numbers[name], rel=1e-4
+            )
+
+
+def test_lambda_has_the_limits_it_must():
+    def rows_of(logits):
+        logits = torch.tensor(logits)[None, None, None]
+        start = torch.tensor([0])
+        rows = Rows.of(logits.softmax(-1), start, k=1, keep=False, logits=logits)
+        return rows.log_lambda.exp().item(), rows.spread.item(), rows.entropy_share.item()
+
+    inf = float("inf")
+    assert rows_of([2.0, 2.0, 2.0, 2.0]) == (inf, 0, pytest.approx(1))  # uniform
+    assert rows_of([7.0, 7.0, 0.0])[0] == inf  # two tokens share the top at any temperature
+    assert rows_of([5.0, -inf, -inf])[:2] == (0, 0)  # one-hot: no other key is seen
+    assert rows_of([0.0, -3e38])[0] == pytest.approx(0, abs=1e-30)
+    assert rows_of([0.0])[0] == 0
+    # Logits −2 ln k over k: every gap is 2 ln k, so Λ is 1/2.
+    logits = (-2 * torch.arange(1, 50).log()).tolist()
+    assert rows_of(logits)[0] == pytest.approx(0.5, rel=1e-5)
 
 
 def test_whole_matrices_are_only_made_where_they_fit(monkeypatch):

@@ -2,6 +2,7 @@
 
 import brute
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from families import batch, no_positions, reference, tiny
@@ -23,6 +24,14 @@ def test_rows_by_length_equal_whole_matrices(family):
             rows = weights[int(layer)][:, head, length - 1, :length].double().numpy()
             entropy = -(rows * np.log(rows.clip(1e-300))).sum(axis=1)
             at = series, column
+            numbers = pd.DataFrame([brute.row_numbers(row) for row in rows])
+            for name in numbers:
+                mean, std = numbers[name].mean(), numbers[name].std()
+                assert getattr(result, name)[at] == pytest.approx(mean, rel=1e-3), name
+                if hasattr(result, f"{name}_std"):
+                    spread = getattr(result, f"{name}_std")[at]
+                    assert spread == pytest.approx(std, rel=2e-3, abs=1e-5), name
+            assert result.sink_rate[at] == (rows[:, 0] > 0.3).mean()
             assert result.entropy[at] == pytest.approx(entropy.mean(), rel=1e-4)
             assert result.entropy_std[at] == pytest.approx(entropy.std(ddof=1), rel=1e-3)
             assert result.effective[at] == pytest.approx((1 / (rows**2).sum(1)).mean(), rel=1e-4)
@@ -96,3 +105,31 @@ def test_positions_go_to_the_device_once_a_forward(monkeypatch):
     assert len(given) == 2
     assert torch.is_tensor(given[0])
     assert given[0] is given[1]
+
+
+def test_the_exponent_of_lambda_is_the_slope_over_the_logarithm_of_ln_n():
+    lengths = (8, 16, 32, 64)
+    result = probe_attention("builtin", lengths, n_prompts=20, layers=1)
+    x = np.log(np.log(lengths))
+    for head in range(6):
+        slope, _ = np.polyfit(x, result.log_lambda[head], 1)
+        assert result.lambda_exponent[head] == pytest.approx(slope, rel=1e-9)
+    inside = (result.lambda_exponent_low < result.lambda_exponent) & (
+        result.lambda_exponent < result.lambda_exponent_high
+    )
+    assert inside.all()
+
+
+def test_behind_a_window_no_exponent_is_fitted():
+    result = probe_attention(tiny("gemma2"), (8, 16, 32), layers=None, n_prompts=6)
+    sliding = np.array(result.layer_type) == "sliding"
+    assert (result.n_keys[sliding] == 4).all()
+    assert (result.n_keys[~sliding] == [8, 16, 32]).all()
+    assert np.isnan(result.lambda_exponent[sliding]).all()
+    assert np.isfinite(result.lambda_exponent[~sliding]).all()
+
+
+def test_ties_at_the_top_are_said():
+    """Without positions the same token twice has the same logit twice."""
+    result = probe_attention(no_positions(), (64, 512), n_prompts=6)
+    assert any("largest logit is there twice" in note for note in result.warnings)

@@ -74,7 +74,9 @@ def check_everything(folder: Path) -> None:
         try:
             result.plot(kind)
         except ValueError as error:
-            assert "does not show its values" in str(error)  # noqa: PT017  # not of every model
+            # Not of every model, and not of every version.
+            known = ("does not show its values", "is older than these columns")
+            assert any(reason in str(error) for reason in known)  # noqa: PT017
             continue
         plt.close("all")
 

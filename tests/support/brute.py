@@ -1,4 +1,4 @@
-"""The variance probe by brute force: a forward a prompt, everything kept, numpy at the end."""
+"""The probes by brute force: a forward a prompt, everything kept, numpy at the end."""
 
 from typing import Any
 
@@ -68,3 +68,40 @@ def statistics(x: np.ndarray, component: int, at_reference: int) -> dict[str, np
         "vector_drift": distance / np.sqrt((std[at_reference] ** 2).sum(axis=-1)),
     }
     return {name: values.T for name, values in columns.items()}
+
+
+def row_numbers(weights: np.ndarray, logits: np.ndarray | None = None) -> dict[str, float]:
+    """Statistics of one row of attention; its first entry is the prompt's first token."""
+    a = weights.astype(np.float64)
+    with np.errstate(divide="ignore"):
+        scores = np.log(a) if logits is None else logits.astype(np.float64)
+    seen = scores > -np.inf
+    rest, seen_rest = a[1:], seen[1:]
+    rest = rest / rest.sum() if rest.sum() > 0 else np.full(len(rest), np.nan)
+
+    def entropy(p: np.ndarray) -> float:
+        return float(-sum(x * np.log(x) if x > 0 else x for x in p))
+
+    def share(value: float, n: int) -> float:
+        return value / np.log(n) if n > 1 else np.nan
+
+    ordered = sorted(scores[seen], reverse=True)
+    found = 0.0
+    for k in range(2, len(ordered) + 1):
+        gap = ordered[0] - ordered[k - 1]
+        found = max(found, np.log(k) / gap if gap > 0 else np.inf)
+    nothing = not seen_rest.any()
+    return {
+        "entropy": entropy(a),
+        "squares": float((a**2).sum()),
+        "effective": float(1 / (a**2).sum()),
+        "mass": float(a.sum()),
+        "first": float(a[0]),
+        "n_keys": float(seen.sum()),
+        "entropy_share": share(entropy(a), seen.sum()),
+        "entropy_rest": np.nan if nothing else entropy(rest),
+        "entropy_share_rest": np.nan if nothing else share(entropy(rest), seen_rest.sum()),
+        "squares_rest": np.nan if nothing else float((rest**2).sum()),
+        "spread": float(ordered[0] - ordered[-1]),
+        "log_lambda": float(np.log(found)) if found > 0 else -np.inf,
+    }

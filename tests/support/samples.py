@@ -70,6 +70,15 @@ def make_attention_result(lengths: tuple[int, ...] = (16, 64, 256)) -> Attention
         mass=np.ones(shape),
         measured_variance=1.5 / effective,
         predicted_variance=predicted,
+        entropy_share=np.log(effective) / np.log(lengths),
+        entropy_share_rest=rng.random(shape),
+        spread=5 + rng.random(shape),
+        log_lambda=np.linspace(-1, 1, 4)[:, None] + np.zeros(shape),
+        sink_rate=np.tile(np.linspace(0.25, 0.75, len(lengths)), (4, 1)),
+        n_keys=np.tile(np.array(lengths, dtype=float), (4, 1)),
+        lambda_exponent=np.full(4, 0.5),
+        lambda_exponent_low=np.array([-0.1, 0.1, 0.2, 0.3]),
+        lambda_exponent_high=np.full(4, 0.9),
         top=np.sort(rng.random((4, len(lengths), 8, 16)).astype(np.float32))[..., ::-1].copy(),
     )
 

@@ -42,6 +42,36 @@ def draw_dispersion(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     return ax
 
 
+def draw_rows(frame: pd.DataFrame, *, ax: Any = None) -> NDArray[Any]:
+    """Entropy with and without the first token, logit spread and Λ of rows against length."""
+    if frame.n_keys.isna().all():
+        raise ValueError("rows: this result is older than these columns; probe again")
+    shown = {
+        "entropy_share": "entropy / ln n",
+        "entropy_share_rest": "the same without\nthe first token",
+        "spread": "logit spread",
+        "lambda": "Λ, geometric mean",
+    }
+    frame = frame.assign(**{"lambda": np.exp(frame.log_lambda)})
+    with styled_axes(
+        ax, n_panels=len(shown), panels=True, width=2.2 * COLUMN_WIDTH, height=2.2, legend=True
+    ) as axes:
+        series = by_series(frame)
+        for panel, (column, label) in zip(axes, shown.items(), strict=True):
+            for (name, part), color in zip(series.items(), palette(len(series)), strict=False):
+                style = {"color": color, "marker": marker_of(part), "label": name}
+                panel.plot(part.length, part[column], **style)
+            length_axis(panel, frame.length, label="length N", n_ticks=3)
+            panel.set_ylabel(label)
+        for panel in axes[:2]:
+            panel.set_ylim(0, 1.05)
+        axes[-1].set_yscale("log")
+        axes[-1].axhline(1, color="0.55", lw=1, ls=":", label="dispersed above 1", zorder=1)
+        axes[0].set_title(f"mean over {prompts_of(frame)} prompts", loc="left")
+        series_legend(axes[-1], len(series))
+    return axes
+
+
 def draw_prediction(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     """Measured variance of head outputs against what dispersion alone predicts."""
     with styled_axes(ax, legend=True) as ax:

@@ -29,3 +29,14 @@ def test_weights_have_a_heat_map_for_each_length():
     panels = result.plot("weights")
     assert [panel.get_title() for panel in panels] == ["N = 16", "N = 64", "N = 256"]
     np.testing.assert_array_equal(panels[1].images[0].get_array(), result.top[0, 1])
+
+
+def test_rows_have_a_panel_for_each_statistic():
+    result = make_attention_result()
+    panels = result.plot("rows")
+    drawn = [panel.get_lines()[3].get_ydata() for panel in panels]
+    expected = (result.entropy_share, result.entropy_share_rest, result.spread)
+    for got, values in zip(drawn, (*expected, np.exp(result.log_lambda)), strict=True):
+        np.testing.assert_allclose(got, values[3])
+    with pytest.raises(ValueError, match="older than these columns"):
+        dataclasses.replace(result, n_keys=None).plot("rows")
