@@ -35,6 +35,6 @@ def test_results_are_made_by_keyword_alone():
             assert _positional(value) == [], name
 
 
-def test_captures_take_the_same_two_things_first():
-    names = ("capture_attention", "capture_rows")
-    assert [_positional(getattr(llmprobe, name)) for name in names] == [["model", "layers"]] * 2
+def test_captures_and_edits_take_the_same_two_things_first():
+    names = ("capture_attention", "capture_rows", "edit_attention")
+    assert [_positional(getattr(llmprobe, name)) for name in names] == [["model", "layers"]] * 3

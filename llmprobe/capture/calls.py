@@ -4,6 +4,7 @@ transformers looks up its attention function by name. Two names are registered h
 `sdpa` and one on top of `eager`, each with the mask function of its base (without one, padding is
 silently ignored). They compute what their base computes, but listeners see each call first: a
 listener can compute the rows of chosen queries, and may return the output in place of the base.
+Editors change a call before listeners see it.
 
 Weights come from the model file's own eager function, run on the chosen queries only. They
 therefore include whatever a family does to its softmax (soft caps, learned sinks, windows). Outputs
@@ -56,6 +57,8 @@ class AttentionCall:
     options: dict[str, Any]
     base: str
     """sdpa or eager: the function that the model would have used."""
+    layer: int = -1
+    """The model's number of the layer; only editors are told."""
 
     def rows(self, index: Tensor) -> Iterator[Tensor]:
         """Weights (batch, heads, positions, keys) of the queries at `index` (batch, positions).
@@ -90,6 +93,26 @@ class AttentionCall:
             mask = self._mask_rows(index[:, part])
             parts.append(call._by_key_head(chosen[:, :, part], mask))
         return torch.cat(parts, dim=1)
+
+    def n_seen(self) -> Tensor:
+        """How many keys each query sees: (batch or 1, heads or 1, queries), at least 1."""
+        n_queries, n_keys = self.query.shape[2], self.key.shape[2]
+        if self.mask is not None:
+            return _shown(self.mask[..., :n_keys]).sum(-1).clamp(min=1)
+        if not self._is_causal():
+            return torch.full((1, 1, n_queries), n_keys, device=self.query.device)
+        first = n_keys - n_queries + 1  # with a KV cache the first query sees the tokens in it
+        return torch.arange(first, n_keys + 1, device=self.query.device)[None, None]
+
+    def has_bias(self) -> bool:
+        """True if the mask adds something to the logits of keys that it shows."""
+        if self.mask is None or self.mask.dtype == torch.bool:
+            return False
+        return bool((_shown(self.mask) & (self.mask != 0)).any())
+
+    def _is_causal(self) -> bool:
+        causal = self.options.get("is_causal")
+        return bool(getattr(self.module, "is_causal", True) if causal is None else causal)
 
     def per_query(self) -> str | None:
         """The name of an argument with one entry per query, or None.
@@ -139,8 +162,7 @@ class AttentionCall:
         n_queries, n_keys = self.query.shape[2], self.key.shape[2]
         if self.mask is not None:
             return _take(self.mask[..., :n_keys].expand(len(index), -1, -1, -1), index)
-        causal = self.options.get("is_causal")
-        if not (getattr(self.module, "is_causal", True) if causal is None else causal):
+        if not self._is_causal():
             return None
         # With a KV cache the first query here is not the first token.
         last = index + (n_keys - n_queries)
@@ -194,7 +216,10 @@ def owner_of(hook: int) -> Owner | None:
 
 
 Listener = Callable[[AttentionCall], Tensor | None]
-_listeners: dict[int, tuple[tuple[Owner, Listener], ...]] = {}
+Editor = Callable[[AttentionCall], AttentionCall]
+_Table = dict[int, tuple[tuple[Owner, Callable[[AttentionCall], Any]], ...]]
+_listeners: _Table = {}
+_editors: _Table = {}
 
 
 def uses_interface(module: nn.Module) -> bool:
@@ -216,6 +241,24 @@ def listening(modules: Iterable[nn.Module], listener: Listener) -> Iterator[None
 
     It may return head outputs (batch, queries, heads, value size), which replace the module's.
     """
+    with _attached(_listeners, modules, listener):
+        yield
+
+
+@contextmanager
+def changing(modules: Iterable[nn.Module], editor: Editor) -> Iterator[None]:
+    """Let `editor` change every attention call of the modules, in this thread and context.
+
+    Of several editors the one that was entered last comes first. Listeners see the changed call.
+    """
+    with _attached(_editors, modules, editor):
+        yield
+
+
+@contextmanager
+def _attached(
+    table: _Table, modules: Iterable[nn.Module], function: Callable[[AttentionCall], Any]
+) -> Iterator[None]:
     modules = list(modules)
     configs: dict[int, Any] = {id(m.config): m.config for m in modules}
     with ExitStack() as stack:
@@ -225,14 +268,19 @@ def listening(modules: Iterable[nn.Module], listener: Listener) -> Iterator[None
         stack.callback(owner.leave)
         for module in modules:
             with lock:
-                _listeners[id(module)] = (*_listeners.get(id(module), ()), (owner, listener))
-            stack.callback(_remove, id(module), owner)
+                table[id(module)] = (*table.get(id(module), ()), (owner, function))
+            stack.callback(_remove, table, id(module), owner)
         yield
 
 
 def listeners_here(module: nn.Module) -> list[Listener]:
     """Those of this thread and context."""
     return [listener for owner, listener in _listeners.get(id(module), ()) if owner.here()]
+
+
+def editors_here(module: nn.Module) -> list[Editor]:
+    """Those of this thread and context, in the order in which they change a call."""
+    return [editor for owner, editor in reversed(_editors.get(id(module), ())) if owner.here()]
 
 
 def can_listen(module: nn.Module) -> bool:
@@ -296,13 +344,13 @@ def _base_of(name: str | None) -> str | None:
     return "sdpa" if name.startswith(("flash", "flex")) else name if name in BASES else None
 
 
-def _remove(key: int, owner: Owner) -> None:
+def _remove(table: _Table, key: int, owner: Owner) -> None:
     with lock:
-        others = tuple(pair for pair in _listeners.get(key, ()) if pair[0] is not owner)
+        others = tuple(pair for pair in table.get(key, ()) if pair[0] is not owner)
         if others:
-            _listeners[key] = others
+            table[key] = others
         else:
-            _listeners.pop(key, None)
+            table.pop(key, None)
 
 
 def _attention_function(base: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
@@ -315,12 +363,14 @@ def _attention_function(base: str) -> Callable[..., tuple[Tensor, Tensor | None]
         **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
         call = AttentionCall(module, query, key, value, attention_mask, options, base)
-        listeners = listeners_here(module)
-        if listeners and (name := call.per_query()) is not None:
+        listeners, editors = listeners_here(module), editors_here(module)
+        if (listeners or editors) and (name := call.per_query()) is not None:
             raise UnsupportedModelError(
                 f"{type(module).__name__} gives its attention function {name!r}, which cannot be "
-                "sliced by query; capture whole outputs (positions=None) instead"
+                "sliced by query; capture whole outputs (positions=None), or edit outputs, instead"
             )
+        for edit in editors:
+            call = edit(call)
         given = [listener(call) for listener in listeners]
         outputs = [output for output in given if output is not None]
         if outputs:
@@ -362,6 +412,11 @@ def own_forward(module: nn.Module) -> Any:
 
 def _eager(module: nn.Module) -> Callable[..., tuple[Tensor, Tensor]] | None:
     return own_forward(module).__globals__.get("eager_attention_forward")
+
+
+def _shown(mask: Tensor) -> Tensor:
+    """True where a mask shows a key; in masks that are added to the logits, others are lowest."""
+    return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
 
 
 def at_positions(x: Tensor, index: Tensor) -> Tensor:

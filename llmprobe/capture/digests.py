@@ -1,9 +1,9 @@
 """A hash of all that decides what a model computes, so a run is never resumed with another model.
 
 It covers the raw bytes of every parameter and buffer, the config, and the state of every module:
-its class, its plain attributes (an adapter that is switched off, a scale) and the functions that
-users hooked into it. It does not depend on where the model lies: the same weights on another
-device, or offloaded by accelerate, have the same digest.
+its class, its plain attributes (an adapter that is switched off, a scale), the functions that users
+hooked into it, and the edits of its attention that are active here. It does not depend on where the
+model lies: the same weights on another device, or offloaded by accelerate, have the same digest.
 
 sha256 is the fastest hash of the standard library on processors that have instructions for it (all
 current ones), and releases Python's lock, so blocks of weights are hashed by several threads.
@@ -19,10 +19,13 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from transformers import PreTrainedModel
+
+from llmprobe.capture.editing import edits_here
 
 _BLOCK_BYTES = 2**26
 """Bytes that one thread hashes at a time."""
@@ -53,6 +56,8 @@ def digest_model(model: nn.Module) -> str:
     for name, module in model.named_modules(remove_duplicate=False):
         whole.update(_text([name, type(module).__qualname__, _state(module)]))
     whole.update(_text([_hook(hook) for hook in _hooks(torch_module, "_global")]))
+    for edit in edits_here(model):
+        whole.update(_text(_facts(edit.facts())))
     for fact in _digest_tensors(dict(_tensors(model))):
         whole.update(_text(fact))
     return whole.hexdigest()
@@ -222,6 +227,8 @@ def _facts(value: Any, depth: int = 0) -> Any:
         return value
     if isinstance(value, float | complex | bytes | torch.dtype):
         return repr(value)
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        value = torch.from_numpy(np.ascontiguousarray(value))
     if isinstance(value, Tensor):
         return [fact for _, fact in _digest_tensors({"": value})]
     deeper = functools.partial(_facts, depth=depth + 1)

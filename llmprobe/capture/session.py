@@ -20,7 +20,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from llmprobe.capture.calls import Owner, at_positions, listeners_here, lock, own_hook, owner_of
+from llmprobe.capture.calls import (
+    Owner,
+    at_positions,
+    editors_here,
+    listeners_here,
+    lock,
+    own_hook,
+    owner_of,
+)
 from llmprobe.capture.discovery import (
     AttentionLayer,
     LayerChoice,
@@ -152,7 +160,7 @@ class Session(Mapping[int, T], Generic[T]):
         # Hooks of another thread do not look at our forwards.
         if any(x is None or (x is not self._owner and x.here()) for x in hooks):
             return False
-        return len(listeners_here(module)) <= 1
+        return len(listeners_here(module)) <= 1 and not editors_here(module)
 
     def module(self, layer: AttentionLayer) -> nn.Module:
         return self.model.get_submodule(layer.path)

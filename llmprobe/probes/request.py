@@ -23,6 +23,7 @@ from llmprobe.capture.discovery import (
     choose_layers,
     parse_layers,
 )
+from llmprobe.capture.editing import describe_edits
 from llmprobe.capture.loading import LoadedModel
 from llmprobe.probes.prompts import Prompts, check_kind, make_prompts
 from llmprobe.probes.sweeps import SweepPlan, chunks_agree, plan_sweep, prefixes_agree
@@ -231,7 +232,7 @@ def _warnings(
     prompts: Prompts,
     agree: bool,
 ) -> list[str]:
-    notes = list(prompts.warnings)
+    notes = [*prompts.warnings, *describe_edits(loaded.model)]
     if loaded.context_length is not None and max(lengths) > loaded.context_length:
         notes.append(
             f"lengths above {loaded.context_length} are beyond the context that "

@@ -11,10 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from llmprobe.base.temperatures import entropy_scaling
 from llmprobe.synthetic.layers import SeedNorm
-
-_TEMPERATURE = (-0.037, 0.481, -2.3, 4.917, -1.791)
-"""Of the inverse temperature in the entropy, the highest power first."""
 
 
 class Softmax(nn.Module):
@@ -31,7 +29,7 @@ class Softmax(nn.Module):
 
     def forward(self, logits: Tensor) -> Tensor:
         weights = logits.softmax(dim=-1)
-        return (logits * inverse_temperature(weights)).softmax(dim=-1) if self.cold else weights
+        return (logits * entropy_scaling(weights)).softmax(dim=-1) if self.cold else weights
 
 
 class ScalableSoftmax(Softmax):
@@ -93,12 +91,3 @@ class NormalizedScores(Softmax):
 def _by_head(parameter: Tensor, logits: Tensor) -> Tensor:
     """(seeds, heads) for each of the logits (seeds * batch, heads, n)."""
     return parameter.repeat_interleave(len(logits) // len(parameter), dim=0)[..., None]
-
-
-def inverse_temperature(weights: Tensor) -> Tensor:
-    """Of the adaptive softmax of arXiv 2410.01104, by the entropy in nats: (..., n) to (..., 1)."""
-    entropy = -(weights * (weights + 1e-9).log()).sum(dim=-1, keepdim=True)
-    beta = torch.zeros_like(entropy)
-    for coefficient in _TEMPERATURE:
-        beta = beta * entropy + coefficient
-    return torch.where(entropy > 0.5, beta.clamp(min=1), 1.0)

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 import torch
-from families import batch, tiny
+from families import batch, state, tiny
 from torch import nn
 
 from llmprobe import (
@@ -21,17 +21,6 @@ from llmprobe import (
 LENGTHS = {"a": (12,), "b": (9, 9), "c": (20,)}
 FAMILIES = ["llama", "gpt2", "gemma2"]
 """sdpa for all three; gpt2 computes queries, keys and values in one product."""
-
-
-def state(model):
-    """All that a capture touches, by module."""
-    hooks = ("_forward_hooks", "_forward_pre_hooks")
-    names = [f"{hook}{more}" for hook in hooks for more in ("", "_with_kwargs")]
-    modules = [
-        (name, list(vars(m)), [dict(vars(m)[n]) for n in names], vars(m).get("forward"))
-        for name, m in model.named_modules()
-    ]
-    return modules, model.config.to_dict(), model.config._attn_implementation
 
 
 def heads(captured):

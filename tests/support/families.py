@@ -186,6 +186,17 @@ def batch(family: str, lengths: tuple[int, ...], side: str = "right") -> dict[st
     return inputs
 
 
+def state(model):
+    """All that a capture or an edit touches, by module."""
+    hooks = ("_forward_hooks", "_forward_pre_hooks")
+    names = [f"{hook}{more}" for hook in hooks for more in ("", "_with_kwargs")]
+    modules = [
+        (name, list(vars(m)), [dict(vars(m)[n]) for n in names], vars(m).get("forward"))
+        for name, m in model.named_modules()
+    ]
+    return modules, model.config.to_dict(), model.config._attn_implementation
+
+
 def no_positions(n_heads=4, size=8, seed=0):
     """A Llama without positions that matter, whose logits are small: Proposition 1's setting."""
     config = LlamaConfig(

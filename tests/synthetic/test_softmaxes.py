@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 
@@ -12,7 +11,6 @@ from llmprobe.synthetic.softmaxes import (
     NormalizedScores,
     ScalableSoftmax,
     Softmax,
-    inverse_temperature,
 )
 
 SEEDS, BATCH, HEADS, SIZE = 2, 3, 4, 8
@@ -127,19 +125,6 @@ def test_normalized_scores_have_their_gain_as_deviation_and_their_shift_as_mean(
     gain, shift = (p.repeat_interleave(BATCH, dim=0) for p in (softmax.gain, softmax.shift))
     torch.testing.assert_close(weights.mean(dim=-1), shift)
     torch.testing.assert_close(weights.std(dim=-1, correction=0), gain.abs(), rtol=1e-5, atol=1e-8)
-
-
-def test_the_inverse_temperature_is_the_papers_polynomial():
-    """arXiv 2410.01104: the highest power first, at least one, and one up to an entropy of 0.5."""
-    for n in (2, 5, 50, 5000):
-        for scale in (0.0, 1.0, 3.0, 10.0):
-            weights = logits(n, scale=scale).softmax(dim=-1)
-            h = entropy(weights).numpy()
-            beta = np.maximum(np.polyval([-0.037, 0.481, -2.3, 4.917, -1.791], h), 1.0)
-            expected = np.where(h > 0.5, beta, 1.0)
-            got = inverse_temperature(weights)[..., 0].numpy()
-            # 1e-9 within the logarithm moves the entropy a little.
-            np.testing.assert_allclose(got, expected, rtol=1e-4)
 
 
 def test_a_cold_softmax_changes_nothing_up_to_an_entropy_of_a_half():
