@@ -5,7 +5,7 @@ READY := .venv/.ready
 PEERS := .venv-peers/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow attack lint bench bench-full bench-check figures desk clean
+.PHONY: help demo test test-slow attack lint bench bench-full bench-check tables figures desk clean
 
 help:
 	@echo "make demo         set up .venv and run the main job"
@@ -16,8 +16,9 @@ help:
 	@echo "make bench        against plain hooks, nnsight and TransformerLens, in one run (half an hour)"
 	@echo "make bench-full   the same with longer prompts (more than an hour)"
 	@echo "make bench-check  has a ratio lost 20 % since benchmarks/baseline.json?"
+	@echo "make tables       write the tables of the documents from figures/ and benchmarks/"
 	@echo "make figures      all recipes at their quick scale, into runs/figures (minutes, offline)"
-	@echo "make desk         the trainings behind figures/ (hours on 2 cores; goes on if stopped)"
+	@echo "make desk         the trainings behind figures/ (hours on 2 cores; resumes if stopped)"
 	@echo "make clean        remove .venv, runs/ and caches"
 
 # The stamp is newer than what it was made from, so a second run starts at once.
@@ -67,6 +68,9 @@ bench-full: $(PEERS)
 bench-check: $(PEERS)
 	-$(BENCH)
 	.venv-peers/bin/python benchmarks/check.py runs/bench/bench.json
+
+tables: $(READY)
+	$(BIN)/python docs/tables
 
 RECIPES := proposition_1 figure_1_llm_variance figure_2_feature_distributions \
 	figure_3_global_shift figure_4_attention_weights head_decay_map table_argmax \

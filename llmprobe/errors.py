@@ -38,4 +38,4 @@ class PromptError(LLMProbeError):
 
 
 class CheckpointError(LLMProbeError):
-    """A training cannot go on from what is in its folder: of other settings, or damaged."""
+    """A run cannot resume from what is in its folder: of other settings, or damaged."""

@@ -98,8 +98,8 @@ def main(
     folder: Annotated[Path, typer.Option(help="Folder for the model.")] = Path("runs/builtin"),
     output: Annotated[Path, typer.Option(help="Folder for figure and result.")] = Path("figures"),
 ) -> None:
-    readme = [Path(__file__).parents[1] / "README.md"] * (scale == "quick")  # to see that it runs
-    if not (paths := list(texts.glob("*.txt")) if texts else readme):
+    quick = [*Path(__file__).parents[1].glob("docs/*.md")] * (scale == "quick")  # does it run?
+    if not (paths := list(texts.glob("*.txt")) if texts else quick):
         sys.exit(f"no novels: {scale} scale needs --texts FOLDER with .txt of Project Gutenberg")
     torch.set_default_device(device := "cuda" if torch.cuda.is_available() else "cpu")
     logging.disable_progress_bar()

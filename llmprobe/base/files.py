@@ -1,9 +1,9 @@
 """Paths as people give them, folders written whole or not at all, arrays read without trust.
 
-A folder is written beside its place and renamed, so one that exists is complete whatever killed
+A folder is written next to its place and renamed, so one that exists is complete whatever killed
 the writer. Arrays are kept in numpy's own `.npz` format, so `numpy.load` opens them too; the
 reader accepts less than numpy does: no pickle, no compression, no array whose size is not the one
-announced. A stranger's file can neither run code nor ask for more memory than its own size.
+announced. An unknown file can neither run code nor ask for more memory than its own size.
 """
 
 import errno
@@ -242,7 +242,7 @@ def _beside(target: Path, ending: str) -> Path:
 
 
 def _sweep(target: Path) -> None:
-    """Undo what a killed process left beside the target: half a folder, or a begun replacement."""
+    """Undo what a killed process left next to the target: half a folder, or a begun replacement."""
     if not target.parent.is_dir():
         return
     name = re.compile(rf"\.{re.escape(target.name)}\.(\d+)\.(partial|replaced)")

@@ -1,4 +1,4 @@
-"""Text from files made safe to show: names and notes of strangers may hold escape sequences."""
+"""Text from files made safe to show: their names and notes may hold escape sequences."""
 
 
 def visible(text: str) -> str:

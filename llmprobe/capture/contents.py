@@ -1,6 +1,6 @@
 """What a model's files say, checked before any of them is used.
 
-A folder from a stranger must not run code, and must end in one line within seconds if it announces
+A folder from anybody must not run code, and must end in one line within seconds if it announces
 more work than its weights have room for.
 """
 

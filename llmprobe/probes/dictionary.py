@@ -91,7 +91,7 @@ class DictionaryPrompts(Prompts, kind="dictionary"):
             yield from zip(pieces, pieces, strict=True)
 
     def _pieces(self, texts: Sequence[str], *, after: str) -> list[list[int]]:
-        """Tokens of each text as it stands behind another one, where that can be told.
+        """Tokens of each text as it stands behind another one, if that is known.
 
         Alone, SentencePiece would begin each with a blank, which would be the answer to all.
         """

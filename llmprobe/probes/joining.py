@@ -28,7 +28,7 @@ def join_evidence(folders: Sequence[Path], tally: type[Tally]) -> Evidence:
     first, parts = every[0], _table(every)
     if len(parts) > 1 and first.provenance.arguments["query"] == "fixed":
         raise ValueError(
-            "merge: with a fixed query each seed has a query of its own; raise n_prompts on one "
+            "merge: with a fixed query each seed has another query; raise n_prompts on one "
             "folder instead"
         )
     lengths = sorted({length for one in every for length in one.lengths})

@@ -305,7 +305,7 @@ def _draw(bounds: Tokens, n_tokens: int, generator: np.random.Generator) -> Toke
 
 
 def special_ids(tokenizer: Any) -> set[int]:
-    """Tokens with a meaning of their own, such as BOS."""
+    """Special tokens, such as BOS."""
     if tokenizer is None:
         return set()
     added = getattr(tokenizer, "added_tokens_decoder", {})

@@ -79,9 +79,9 @@ class SweepPlan:
     flops: float
     seconds: float
     token_bytes: int
-    """Of a token in a forward, beside the weights."""
+    """Of a token in a forward, besides the weights."""
     memory: int
-    """Bytes beside the weights, in the largest forward."""
+    """Bytes besides the weights, in the largest forward."""
     first: int = 0
     """Prompts before this one have been seen already."""
 
@@ -122,7 +122,7 @@ class SweepPlan:
             f"{more if self.first else f'{self.n_prompts} prompts'}, {len(self.lengths)} lengths, "
             f"{how}: "
             f"{self.n_tokens:,} tokens, about {self.flops / 1e12:.2g} TFLOP, "
-            f"{_duration(self.seconds)} and {self.memory / 2**20:,.0f} MiB beside the weights"
+            f"{_duration(self.seconds)} and {self.memory / 2**20:,.0f} MiB besides the weights"
         )
 
 
@@ -167,7 +167,7 @@ def plan_sweep(
 
 
 def _batch_size(batch_tokens: int, length: int, n_prompts: int) -> int:
-    """Prompts in a forward: few enough that each group has one of its own, if they are long."""
+    """Prompts in a forward: few enough that each group has its own one, if they are long."""
     share = max(math.ceil(n_prompts / N_GROUPS), _LEAST_TOKENS // length)
     return max(1, min(batch_tokens // length, share, n_prompts))
 
@@ -191,7 +191,7 @@ class Sweep:
         consume: Consume,
         advance: Callable[[int], object] = lambda n_tokens: None,
     ) -> None:
-        """Run the batches of a piece; `advance` is told of every token that is done."""
+        """Run the batches of a piece; `advance` is called with the tokens that are done."""
         if self._length != [piece.lengths[-1]]:
             forget_lengths(self.model, self.prompts)
             self._length[:] = [piece.lengths[-1]]
@@ -224,7 +224,7 @@ class Sweep:
             whole, free = (n / 2**20 for n in (self.plan.token_bytes * length, free_memory(device)))
             raise OutOfMemoryError(
                 f"a prompt of {length} tokens does not fit the memory, not even {at_once} tokens "
-                f"at a time: it needs about {whole:,.0f} MiB beside the weights as a whole, and "
+                f"at a time: it needs about {whole:,.0f} MiB besides the weights as a whole, and "
                 f"{free:,.0f} MiB are free on {device}; use shorter lengths, fewer layers, or "
                 'dtype="bfloat16"'
             )

@@ -185,7 +185,7 @@ class VarianceProbe(Probe):
     def examine(self, tally: VarianceTally, piece: Piece) -> None:
         """Where prompts have a right answer: how often the model's next token is that.
 
-        A sweep of its own, as that takes the whole model, and with it more memory.
+        A separate sweep, as that takes the whole model, and with it more memory.
         """
         ready, length = self.ready, piece.lengths[-1]
         if ready.prompts.answers([0], length) is None:

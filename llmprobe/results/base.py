@@ -109,7 +109,7 @@ class Result(ABC):
     """Base of all results: frozen numbers that know what made them.
 
     `headline()` is the result in one line, `table()` what a terminal shows, `to_frame()` a tidy
-    pandas table for analysis of your own, `plot()` one of the figures that `plots` lists. `save()`
+    pandas table for further analysis, `plot()` one of the figures that `plots` lists. `save()`
     writes a folder that `load_result` opens, without torch.
 
     A kind is a frozen dataclass. Its array fields go to `arrays.npz`, its other fields to

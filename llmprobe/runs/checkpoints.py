@@ -21,7 +21,7 @@ _NONE = "none"
 
 
 def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-    """Write beside and rename, so that whatever happens the old one or the new one is whole."""
+    """Write next to it and rename, so that whatever happens the old one or the new one is whole."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
     plain = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
     try:
@@ -103,7 +103,7 @@ def check_same(where: Path, there: Mapping[str, Any], wanted: Mapping[str, Any])
 
 
 def _flat(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """With what is named inside `arguments` beside the rest, so that only what differs is told."""
+    """With the entries of `arguments` next to the rest, so that only differences are reported."""
     found: dict[str, Any] = {}
     for name, value in facts.items():
         found |= value if name == "arguments" and isinstance(value, Mapping) else {name: value}

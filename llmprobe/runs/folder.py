@@ -1,6 +1,6 @@
 """The folder of a run: its configuration, and each finished piece of it.
 
-    run/configuration.json                       what was asked for
+    run/configuration.json                       the settings of the run
     run/checkpoints/PIECE.safetensors            a piece that is done, or how far a training is
     run/checkpoints/PIECE.measured.safetensors   the evaluation of a training
     run/result.json, arrays.npz, ...             the result; it is there once all is done

@@ -124,7 +124,7 @@ def draw_shift(
 def draw_features(frame: pd.DataFrame, *, seed: int, ax: Any = None) -> NDArray[Any]:
     """Distributions of single features by length, a row for each of the first variants (Figure 2).
 
-    `frame` is `SyntheticResult.feature_frame()`. Each row has a scale of its own.
+    `frame` is `SyntheticResult.feature_frame()`. Each row has its own scale.
     """
     names = list(dict.fromkeys(frame.variant))
     shown = names[:_MAX_ROWS]

@@ -72,7 +72,7 @@ def draw_gap(
     guide: bool = True,
     ax: Axes | None = None,
 ) -> Axes:
-    """The gap between logits against length, log-log; `guide`: beside a line of slope −1."""
+    """The gap between logits against length, log-log; `guide`: next to a line of slope −1."""
     with styled_axes(ax, height=_height(summary)) as ax:
         _draw_variants(summary, ax, train_lengths)
         first = summary[summary.variant == summary.variant.iloc[0]]

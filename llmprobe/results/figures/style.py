@@ -122,7 +122,7 @@ def length_axis(
 
 
 def palette(n: int) -> Iterator[tuple[float, ...]]:
-    """Colors for n series: told apart by all where they are few, a scale where they are many."""
+    """Colors for n series: easy to tell apart where they are few, a scale where they are many."""
     few = n <= MAX_LABELED
     return cycle(sns.color_palette("colorblind", n) if few else sns.color_palette("viridis", n))
 
@@ -159,7 +159,7 @@ def styled_axes(
     height: float = 0.72 * COLUMN_WIDTH,
     legend: bool = False,
 ) -> Iterator[Any]:
-    """The caller's Axes as they are, or new ones in our style, with room for a legend beside."""
+    """The caller's Axes as they are, or new ones in our style with room for a legend."""
     with paper_style():
         if ax is None:
             size = (width + (1.1 if legend else 0), height)

@@ -1,19 +1,21 @@
-"""What README.md prints is true: its code runs as it stands there, its commands exist.
+"""What the documents print is true: code runs as it stands, commands exist, links lead somewhere.
 
-Every ```python and ```sh block and every `$ llmprobe ...` block is run in a folder of its own, but
-for blocks with a comment on the line before, which says what they need:
+Every ```python and ```sh block and every `$ llmprobe ...` block of every document is run in a
+folder with the checkout's recipes and figures, except for blocks with a comment on the line before
+that says what they need:
 
     <!-- needs: gpu -->     <!-- needs: hub -->     <!-- needs: minutes -->
 
 `make` and `pip install` are not run: their targets, extras and files are looked up.
 
-Where output is printed, its first line must be the first of the real stdout or stderr, and the
-first line of the real stdout, the headline, must be printed. Lines are the same (`same_shape`) if
-words and whole numbers are; times and sizes are the machine's own and may be any, and decimals may
-differ in their last digits, because another machine sums in another order. A training makes more of
-that, so estimates with intervals agree where each lies in the other's interval.
+Where output is printed, each line must be a line of the real output, in the same order. A line
+`...` stands for any lines, and ` ...` at the end for the rest of a line. Lines are the same
+(`same_shape`) if words and whole numbers are. Times and sizes may be any, and decimals may differ
+in their last digits, because another machine sums in another order. A training amplifies that, so
+estimates with intervals agree if each lies in the other's interval.
 """
 
+import ast
 import os
 import re
 import shlex
@@ -28,10 +30,35 @@ from pathlib import Path
 import pytest
 from checkout import ROOT
 
-README = (ROOT / "README.md").read_text()
+DOCUMENTS = {
+    str(path.relative_to(ROOT)): path.read_text()
+    for path in (
+        *ROOT.glob("*.md"),
+        *sorted(ROOT.glob("docs/*.md")),
+        *ROOT.glob("figures/README.md"),  # a source package has no figures
+        *ROOT.glob("benchmarks/README.md"),
+    )
+}
+README = DOCUMENTS["README.md"]
+MAX_LINES, MAX_BYTES = 210, 13_000
+"""Of README.md: people decide in half a minute."""
 NEEDS = ("gpu", "hub", "minutes")
 SLOW = ("llmprobe train-synthetic", "train_synthetic(", "torchrun")
 """What trains takes more than half a minute."""
+RETIRED = {
+    "goes on": "resumes, continues",
+    "go on": "resume, continue",
+    "gone on with": "resumed",
+    "told": "reported",
+    "beside": "next to, besides",
+    "a pass a length": "one pass per length",
+    "slip of the hand": "mistake",
+    r"of (?:one's|its|their|your|his) own(?! \w)": "own, separate",
+    "strangers?": "anybody, unknown",
+    "levers?": "options",
+    "what was asked for": "the request, the settings",
+}
+"""Words that few people understand at first reading, and what to write instead."""
 _NUMBER = r"[-+−]?\d+(?:,\d{3})*(?:\.\d+)?(?:e[-+]?\d+)?"
 _ESTIMATE = rf"({_NUMBER})(?: points)? \[({_NUMBER}), ({_NUMBER})\]"
 _MEASURED = rf"{_NUMBER} (?:ms|s|min|h|KiB|MiB|GiB|[GTP]FLOP)\b"
@@ -39,7 +66,8 @@ _MEASURED = rf"{_NUMBER} (?:ms|s|min|h|KiB|MiB|GiB|[GTP]FLOP)\b"
 
 @dataclass(frozen=True)
 class Block:
-    line: int
+    place: str
+    """Document and line."""
     language: str
     text: str
     needs: str | None
@@ -55,14 +83,16 @@ class Block:
         return [(lines[0], lines[1:]) for lines in map(str.splitlines, parts)]
 
 
-def find_blocks(text: str) -> list[Block]:
-    """The fenced blocks, with the number of the line that opens each."""
+def find_blocks(name: str, text: str) -> list[Block]:
+    """The fenced blocks, each with the line that opens it."""
     blocks = []
     fence = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
     for match in fence.finditer(text):
         above = text[: match.start()].splitlines()
         mark = re.fullmatch(r"<!-- needs: (.*) -->", above[-1]) if above else None
-        blocks.append(Block(len(above) + 1, match[1], match[2], mark[1] if mark else None))
+        blocks.append(
+            Block(f"{name} {len(above) + 1}", match[1], match[2], mark[1] if mark else None)
+        )
     return blocks
 
 
@@ -106,7 +136,7 @@ def _near(a: str, b: str) -> bool:
     return abs(x - y) <= max(0.05 * abs(x), 5.001 * last)
 
 
-BLOCKS = find_blocks(README)
+BLOCKS = [block for name, text in DOCUMENTS.items() for block in find_blocks(name, text)]
 RUN = [block for block in BLOCKS if block.needs is None]
 
 
@@ -116,26 +146,26 @@ def _cases(pairs):
         pytest.param(
             *case,
             marks=[pytest.mark.slow] if any(word in str(case[0]) for word in SLOW) else [],
-            id=f"line {line}",
+            id=place,
         )
-        for line, *case in pairs
+        for place, *case in pairs
     ]
 
 
-PROGRAMS = _cases((block.line, block.text) for block in RUN if block.language == "python")
+PROGRAMS = _cases((block.place, block.text) for block in RUN if block.language == "python")
 COMMANDS = [
-    (block.line, command, printed)
+    (block.place, command, printed)
     for block in RUN
     if block.language in ("sh", "")
     for command, printed in block.commands
 ]
 LOOKED_UP = ("make ", "pip install ")
 _SHELL = [
-    (block.line, [pair for pair in block.commands if not pair[0].startswith(LOOKED_UP)])
+    (block.place, [pair for pair in block.commands if not pair[0].startswith(LOOKED_UP)])
     for block in RUN
     if block.language in ("sh", "")
 ]
-SHELL = _cases((line, commands) for line, commands in _SHELL if commands)
+SHELL = _cases((place, commands) for place, commands in _SHELL if commands)
 
 
 @pytest.fixture
@@ -162,7 +192,7 @@ def run_in_a_shell(command: str, folder: Path) -> tuple[int, str, str]:
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_python_in_the_readme_runs(program, folder, run_script, monkeypatch):
+def test_python_in_the_documents_runs(program, folder, run_script, monkeypatch):
     monkeypatch.chdir(folder)
     (folder / "program.py").write_text(program)
     code, _, err = run_script(folder / "program.py")
@@ -170,7 +200,7 @@ def test_python_in_the_readme_runs(program, folder, run_script, monkeypatch):
 
 
 @pytest.mark.parametrize("commands", SHELL)
-def test_commands_in_the_readme_run_in_turn_and_print_what_is_printed(
+def test_commands_in_the_documents_run_in_turn_and_print_what_is_printed(
     commands, folder, call, monkeypatch
 ):
     monkeypatch.chdir(folder)
@@ -180,15 +210,21 @@ def test_commands_in_the_readme_run_in_turn_and_print_what_is_printed(
         here = program == "llmprobe" and not set("|&;<>$`*?~") & set("".join(words))
         code, out, err = call(*words) if here else run_in_a_shell(command, folder)
         assert code == 0, err
-        if printed:
-            headline, *_ = out.splitlines()
-            begins = [headline, *err.splitlines()[:1]]
-            assert any(same_shape(printed[0], line) for line in begins), begins
-            assert any(same_shape(line, headline) for line in printed), headline
+        missing = first_missing(printed, [*err.splitlines(), *out.splitlines()])
+        assert missing is None, f"{missing!r} is not in {err}{out}"
+
+
+def first_missing(printed: list[str], real: list[str]) -> str | None:
+    """The first printed line that is not among the real ones, in their order."""
+    left = iter(real)
+    for line in printed:
+        if line != "..." and not any(same_shape(line, other) for other in left):
+            return line
+    return None
 
 
 @pytest.mark.parametrize("command", _cases(c[:2] for c in COMMANDS if c[1].startswith("make ")))
-def test_a_target_in_the_readme_is_in_the_makefile(command):
+def test_a_target_in_the_documents_is_in_the_makefile(command):
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert set(shlex.split(command, comments=True)[1:]) <= set(targets)
 
@@ -196,7 +232,7 @@ def test_a_target_in_the_readme_is_in_the_makefile(command):
 @pytest.mark.parametrize(
     "command", _cases(c[:2] for c in COMMANDS if c[1].startswith("pip install "))
 )
-def test_what_the_readme_installs_is_there(command):
+def test_what_the_documents_install_is_there(command):
     words = shlex.split(command, comments=True)[2:]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
@@ -211,22 +247,69 @@ def test_what_the_readme_installs_is_there(command):
 
 def test_targets_named_in_the_text_are_in_the_makefile():
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    for words in re.findall(r"`make ([\w -]+)`", README):
-        assert set(words.split()) <= set(targets), words
+    for text in DOCUMENTS.values():
+        for words in re.findall(r"`make ([\w -]+)`", text):
+            assert set(words.split()) <= set(targets), words
 
 
 def test_marks_are_known_and_stand_before_a_block():
     assert {block.needs for block in BLOCKS} <= {None, *NEEDS}
-    assert README.count("<!-- needs:") == sum(block.needs is not None for block in BLOCKS)
+    marks = sum(text.count("<!-- needs:") for text in DOCUMENTS.values())
+    assert marks == sum(block.needs is not None for block in BLOCKS)
 
 
 def test_every_shell_line_is_found():
-    found = [command for block in BLOCKS for command, _ in block.commands]
-    for line in re.findall(r"^\$ (.*)$", README, re.MULTILINE):
-        assert line.rstrip("\\").strip() in " ".join(found)
-    assert sum(block.language == "python" for block in BLOCKS) == README.count("```python")
+    found = " ".join(command for block in BLOCKS for command, _ in block.commands)
+    for text in DOCUMENTS.values():
+        for line in re.findall(r"^\$ (.*)$", text, re.MULTILINE):
+            assert line.rstrip("\\").strip() in found
+    n_python = sum(text.count("```python") for text in DOCUMENTS.values())
+    assert sum(block.language == "python" for block in BLOCKS) == n_python
     assert len(PROGRAMS) > 2
     assert len(COMMANDS) > 4
+
+
+def test_the_readme_is_short():
+    assert README.count("\n") <= MAX_LINES
+    assert len(README.encode()) <= MAX_BYTES
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_links_of_a_document_lead_somewhere(name):
+    for target in re.findall(r"\]\(([^)#]+)", DOCUMENTS[name]):
+        if not target.startswith(("http://", "https://")):
+            assert (ROOT / name).parent.joinpath(target).exists(), target
+
+
+def retired_in(text: str) -> list[str]:
+    """What a text has of `RETIRED`, with the words to write instead."""
+    text = " ".join(text.split())
+    return [
+        f"{match[0]}: write {instead}"
+        for phrase, instead in RETIRED.items()
+        for match in re.finditer(rf"\b(?:{phrase})\b", text, re.IGNORECASE)
+    ]
+
+
+@pytest.mark.parametrize("name", [name for name in DOCUMENTS if name != "CHANGELOG.md"])
+def test_documents_are_in_plain_words(name):
+    assert not retired_in(DOCUMENTS[name])
+    assert "refuted" not in DOCUMENTS[name]  # reversed, or undecided
+
+
+def test_docstrings_and_messages_are_in_plain_words():
+    folders = ("llmprobe", "recipes", "docs")
+    for path in (path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                place = f"{path.relative_to(ROOT)}:{node.lineno}"
+                assert not retired_in(node.value), place
+
+
+def test_retired_words_are_found_across_lines_and_others_are_left_alone():
+    assert len(retired_in("It goes\non beside it.")) == 2
+    assert retired_in("a scale of its own.") == ["of its own: write own, separate"]
+    assert not retired_in("the calls of its own thread, besides others")
 
 
 SAMPLE = """text
@@ -245,8 +328,8 @@ more
 
 
 def test_blocks_have_their_marks_commands_and_output():
-    first, second = find_blocks(SAMPLE)
-    assert (first.line, first.language, first.needs) == (3, "sh", "gpu")
+    first, second = find_blocks("a.md", SAMPLE)
+    assert (first.place, first.language, first.needs) == ("a.md 3", "sh", "gpu")
     assert [shlex.split(c, comments=True) for c, _ in first.commands] == [
         ["llmprobe", "variance", "some/model"]
     ]
@@ -274,3 +357,11 @@ def test_blocks_have_their_marks_commands_and_output():
 )
 def test_lines_are_compared_but_for_times_and_last_digits(printed, real, same):
     assert same_shape(printed, real) == same
+
+
+def test_output_is_looked_up_line_by_line_in_its_order():
+    real = ["a 1.00", "b", "c d"]
+    assert first_missing(["a 1.01", "...", "c ..."], real) is None
+    assert first_missing(["b", "a 1.00"], real) == "a 1.00"
+    assert first_missing(["a 2.00"], real) == "a 2.00"
+    assert first_missing([], real) is None

@@ -1,0 +1,287 @@
+"""The tables of figures/README.md: what was found, from the results saved in figures/."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from cells import (
+    baseline,
+    beyond,
+    cells,
+    compared,
+    interval,
+    minus,
+    rows,
+    saved,
+    spans,
+    table,
+    verdict,
+)
+
+from llmprobe import Result, fit_decay, wrong_mass
+from llmprobe.base.intervals import estimate, rank_correlation
+
+EXTERNAL = (98.6, 97.1, 94.3, 89.7, 81.3, 70.1, 53.8, 35.7, 22.6, 15.7, 12.4)
+"""Accuracy of the baseline of arXiv 2410.01104 at 16 to 16,384 items."""
+SINKS = (0, 0.05, 0.3, 0.6, 1)
+"""Bounds of the first token's weight, as in `recipes/head_decay_map.py`."""
+
+
+# The lab: sets
+
+
+RUNS = {
+    "argmax, constant rate": ("table_argmax_constant", ("layernorm",)),
+    "argmax, cosine rate": ("table_argmax_cosine", ("layernorm", "baseline+adaptive")),
+    "argmax, one head": ("table_ablation_norms", ("standardize", "rmsnorm")),
+    "argmax, four heads": ("table_ablation_heads", ("layernorm", "headnorm")),
+    "dictionary, cosine rate": ("table_dictionary", ("layernorm",)),
+}
+
+
+@table
+def verdicts(root: Path) -> str:
+    lines = []
+    for name, (folder, variants) in RUNS.items():
+        result = saved(root / "figures" / folder)
+        for variant in variants:
+            frame = compared(result, variant)
+            found = [
+                spans(result.lengths, list(frame.length[frame.verdict == word]))
+                for word in ("confirmed", "reversed", "undecided")
+            ]
+            seeds = f"{frame.n_seeds.min()}"
+            lines.append(" | ".join([name, f"`{variant}`", seeds, *found]))
+    return rows("run|variant| seeds|confirmed at|reversed at|undecided at", lines)
+
+
+@table
+def argmax(root: Path) -> str:
+    constant, cosine = (saved(root / f"figures/table_argmax_{x}") for x in ("constant", "cosine"))
+    columns = [
+        [f"{n:,}" for n in cosine.lengths],
+        [f"{x:.1f}" for x in EXTERNAL],
+        baseline(constant),
+        cells(compared(constant, "layernorm")),
+        baseline(cosine),
+        cells(compared(cosine, "layernorm")),
+        cells(compared(cosine, "baseline+adaptive")),
+    ]
+    head = " N| external| constant: baseline| LayerNorm − baseline| cosine: baseline"
+    head += "| LayerNorm − baseline| adaptive − baseline"
+    return rows(head, map(" | ".join, zip(*columns, strict=True)))
+
+
+@table
+def dictionary(root: Path) -> str:
+    result = saved(root / "figures/table_dictionary")
+    columns = [
+        [f"{n:,}" for n in result.lengths],
+        baseline(result),
+        cells(compared(result, "layernorm")),
+    ]
+    return rows(" N| baseline| LayerNorm − baseline", map(" | ".join, zip(*columns, strict=True)))
+
+
+@table
+def ablation(root: Path) -> str:
+    one, four = (saved(root / f"figures/table_ablation_{x}") for x in ("norms", "heads"))
+    columns = [
+        [f"{n:,}" for n in one.lengths],
+        baseline(one),
+        cells(compared(one, "standardize")),
+        cells(compared(one, "rmsnorm")),
+        baseline(four),
+        cells(compared(four, "layernorm")),
+        cells(compared(four, "headnorm")),
+    ]
+    head = " N| one head: baseline| standardize − baseline| rmsnorm − baseline"
+    head += "| four heads: baseline| layernorm − baseline| headnorm − baseline"
+    return rows(head, map(" | ".join, zip(*columns, strict=True)))
+
+
+@table
+def vanishing(root: Path) -> str:
+    lines = []
+    for name, (folder, _) in RUNS.items():
+        result = saved(root / "figures" / folder)
+        for row in result.tail_frame().itertuples():
+            slope = interval(row.slope, row.low, row.high, "+.2f")
+            lines.append(f"{name} | `{row.variant}` | {slope} | {row.global_variance_ratio:.2f}")
+    return rows("run|variant| slope of the variance| global variance, 16,384 over 16", lines)
+
+
+@table
+def shift(root: Path) -> str:
+    frame = saved(root / "figures/figure_3_global_shift").shift_frame()
+    lines = []
+    for (variant, length), part in frame.groupby(["variant", "length"], sort=False):
+        if length in (frame.length.min(), frame.length.max()):
+            by = part.set_index("statistic")
+            drift = interval(*by.loc["mean_drift", ["mean", "low", "high"]], "+.4f")
+            spread = interval(*by.loc["global_variance", ["mean", "low", "high"]], ".4f")
+            lines.append(f"`{variant}` | {length:,} | {spread} | {drift}")
+    return rows("variant| N| global variance| drift of the global mean", lines)
+
+
+@table
+def weights(root: Path) -> str:
+    result = saved(root / "figures/figure_4_attention_weights")
+    lines = []
+    for number, variant in enumerate(result.variants):
+        largest = result.top_weights[number].mean(axis=1)  # (lengths, rank)
+        entropy = estimate(result.entropy[number, :, -1]).mean
+        more = estimate(result.entropy[number, :, -1] - result.entropy[0, :, -1])
+        against = interval(more.mean, more.low, more.high, "+.3f") if number else "–"
+        lines.append(
+            f"`{variant}` | {largest[0, 0]:.2f} | {largest[-1, 0]:.3f} | "
+            f"{largest[-1].sum():.0%} | {entropy:.2f} | {against}"
+        )
+    head = "variant| largest weight, 16| largest weight, 16,384| 16 largest, 16,384"
+    return rows(head + "| entropy (nats), 16,384| against the baseline", lines)
+
+
+@table
+def proposition(root: Path) -> str:
+    lines = []
+    for task in ("argmax", "dictionary"):
+        for query in ("fixed", "free"):
+            folders = [f"proposition_1/{task}_{query}_{seed}" for seed in range(4)]
+            found = [saved(root / "figures" / name).decay_frame().iloc[0] for name in folders]
+            slopes = (interval(x.slope, x.slope_low, x.slope_high, "+.2f") for x in found)
+            lines.append(" | ".join([task, query, *slopes]))
+    return rows("task|query| seed 0| seed 1| seed 2| seed 3", lines)
+
+
+# Pretrained models
+
+
+@table
+def heads(root: Path) -> str:
+    result = saved(root / "figures/smollm2_heads")
+    decay = result.decay_frame().set_index("head")
+    frame = result.to_frame().pivot(index="head", columns="length", values="std_median")
+    lines = [
+        f"{head} | {std.iloc[0]:.3g} | {std.iloc[-1]:.3g} | "
+        + interval(*decay.loc[head, ["slope", "slope_low", "slope_high"]], "+.2f")
+        for head, std in frame.iterrows()
+    ]
+    lengths = f"| std at {frame.columns[0]:,}| std at {frame.columns[-1]:,}"
+    return rows(f" head{lengths}| slope [95 % CI]", lines)
+
+
+@table
+def depth(root: Path) -> str:
+    lines = []
+    for name in ("head_decay_map", "train_builtin_model"):
+        result = saved(root / "figures" / name)
+        frame = result.decay_frame()
+        parts = np.array_split(np.unique(frame.layer), 5)
+        for part in parts:
+            some = frame[frame.layer.isin(part)]
+            layers = f"{part[0]}" if len(part) == 1 else f"{part[0]} to {part[-1]}"
+            falls, rises = (some.slope_high < 0).sum(), (some.slope_low > 0).sum()
+            slopes = minus(f"{some.slope.min():+.2f} | {some.slope.median():+.2f} | ")
+            lines.append(
+                f"{model_name(result)} | {layers} | {len(some)} | {falls} | {rises} | {slopes}"
+                + minus(f"{some.slope.max():+.2f}")
+            )
+    head = "model| layers| heads| CI below 0| CI above 0| steepest| median| highest"
+    return rows(head, lines)
+
+
+def model_name(result: Result) -> str:
+    return result.provenance.model.removesuffix(".Q4_1.gguf")
+
+
+@table
+def dispersion(root: Path) -> str:
+    result = saved(root / "figures/head_decay_map_attention")
+    measured, predicted = result.measured_variance, result.predicted_variance
+    slopes = np.array([fit_decay(result.lengths, v).slope for v in (measured, predicted)])
+    first = result.first.mean(axis=1)
+    lines = []
+    for low, high in ((0, 1), *pairwise(SINKS)):
+        chosen = np.isfinite(slopes).all(axis=0) & (first >= low) & (first <= high)
+        rho = rank_correlation(*slopes[:, chosen])
+        ratio = np.median((measured / predicted)[chosen][:, [0, -1]], axis=0)
+        lines.append(
+            f"{low} to {high} | {chosen.sum()} | {interval(*rho[:3], '+.2f')} | "
+            f"{ratio[0]:.2f} | {ratio[1]:.2f}"
+        )
+    ends = f"| measured / predicted at {result.lengths[0]}| at {result.lengths[-1]:,}"
+    return rows(f"weight on the first token| heads| Spearman of the slopes{ends}", lines)
+
+
+# The lab: sequences
+
+
+@table
+def complement(root: Path) -> str:
+    lines = []
+    for width in range(12, 18):
+        result = saved(root / f"figures/set_complement_theory/width_{width}")
+        kl = result.kl[0, :, :2].max(axis=1)
+        low = kl < 0.0001
+        ends = "– | –"
+        if low.any():
+            gaps, n = result.gap[0][low], result.vocab
+            slopes = np.polyfit(np.log(result.lengths), np.log(gaps).T, 1)[0]
+            theory = [wrong_mass(2 * gap[1], result.lengths, vocab=n) for gap in gaps]
+            off = np.abs(result.illegal_mass[0][low] - theory).max()
+            ends = minus(f"{slopes.min():.3f} to {slopes.max():.3f} | {off:.3f}")
+        lines.append(f"{width} | {kl.min():.1e} | {low.sum()} of {kl.size} | {ends}")
+    head = " width| KL, best seed| seeds below 0.0001 nats| slope of their gap"
+    return rows(head + "| mass, largest difference from theory", lines)
+
+
+def searched(root: Path, network: str) -> str:
+    frame = saved(root / f"figures/set_complement_search_{network}_constant").effect_frame()
+    lines = [
+        f"{row.effect}, {row.where} | "
+        + f"{row.effect_size:.3f} [{row.low:.3f}, {row.high:.3f}] | {row.helps:.0%} | "
+        + verdict(np.log(row.low), np.log(row.high), significant=row.significant, expected=-1)
+        for row in frame.itertuples()
+    ]
+    return rows("effect| ratio of KL [95 % CI]| helps in|verdict", lines)
+
+
+@table
+def search_gpt(root: Path) -> str:
+    return searched(root, "gpt")
+
+
+@table
+def search_attention(root: Path) -> str:
+    return searched(root, "attention")
+
+
+@table
+def correlations(root: Path) -> str:
+    frame = saved(root / "figures/set_complement_search_gpt_constant").correlation_frame()
+    lines = [
+        f"{row.parameter.replace('_', ' ')} | {row.outcome} | "
+        + interval(row.rho, row.low, row.high, "+.2f")
+        for row in frame.itertuples()
+    ]
+    return rows("setting|KL of| Spearman [95 % CI]", lines)
+
+
+@table
+def othello(root: Path) -> str:
+    names = {
+        "illegal_top1": "illegal first choices, %",
+        "illegal_mass": "illegal mass, %",
+        "kl": "KL, nats",
+    }
+    lines = []
+    for rate in ("constant", "cosine"):
+        result = saved(root / f"figures/othello_length_{rate}")
+        frame = result.beyond_frame().set_index(["metric", "variant"])
+        for metric, name in names.items():
+            mean = frame.loc[(metric, "baseline"), "mean"]
+            scale, form = (100, ".1f") if metric.startswith("illegal") else (1, ".3f")
+            cells = [f"{scale * mean:{form}}"]
+            cells += [" ".join(beyond(result, variant, metric)) for variant in ("ema", "bema")]
+            lines.append(" | ".join([rate, name, *cells]))
+    return rows("learning rate|beyond training| raw| EMA − raw| BEMA − raw", lines)

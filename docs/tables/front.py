@@ -1,0 +1,199 @@
+"""The tables of README.md and benchmarks/README.md."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+from cells import at, beyond, effect, interval, minus, rows, saved, table, verdict
+
+from llmprobe.base.intervals import estimate
+
+
+@table
+def lab(root: Path) -> str:
+    folder = root / "figures"
+    cosine, constant = (saved(folder / f"table_argmax_{x}") for x in ("cosine", "constant"))
+    lookup, games = (saved(folder / x) for x in ("table_dictionary", "othello_length_constant"))
+    search = saved(folder / "set_complement_search_gpt_constant")
+    raw = games.beyond_frame().set_index(["metric", "variant"]).loc["illegal_top1", "baseline"]
+    lines = [
+        "LayerNorm in dictionary lookup, 1,024 items: {} points, **{}**.".format(
+            *at(lookup, "layernorm")
+        ),
+        "LayerNorm in argmax retrieval, 1,024 items: {} points with a cosine learning rate, "
+        "**{}**; {} with a constant one, **{}**.".format(
+            *at(cosine, "layernorm"), *at(constant, "layernorm")
+        ),
+        "A colder softmax at test time (`adaptive`), the same task: {} points, **{}**.".format(
+            *at(cosine, "baseline+adaptive")
+        ),
+        f"EMA on Othello, {100 * raw['mean']:.1f} % illegal first choices beyond training: "
+        + "{} points, **{}**; BEMA {}, **{}**.".format(
+            *beyond(games, "ema"), *beyond(games, "bema")
+        ),
+        "Dropout on set complement, 64 settings of a GPT: KL {}, **{}**; EMA {}, **{}**.".format(
+            *effect(search, "dropout", "raw weights"), *effect(search, "ema")
+        ),
+    ]
+    return "".join(f"- {line}\n" for line in lines)
+
+
+@table
+def recipes(root: Path) -> str:
+    folder = root / "figures"
+
+    def word(name: str, variant: str) -> str:
+        return at(saved(folder / name), variant)[1]
+
+    def slopes(name: str) -> pd.DataFrame:
+        return saved(folder / name).decay_frame()
+
+    def holding(task: str) -> int:
+        parts = [slopes(f"proposition_1/{task}_fixed_{seed}").iloc[0] for seed in range(4)]
+        return sum(part.slope_low <= -0.5 <= part.slope_high for part in parts)
+
+    def whole(name: str, row: int = 0, form: str = "+.2f") -> str:
+        return interval(*slopes(name).loc[row, ["slope", "slope_low", "slope_high"]], form)
+
+    tails = saved(folder / "figure_2_feature_distributions").tail_frame().slope
+    spread = saved(folder / "figure_3_global_shift").global_variance[0].mean(axis=0)
+    entropy = saved(folder / "figure_4_attention_weights").entropy[..., -1]
+    more = estimate(entropy[1] - entropy[0])
+    map_270, map_30 = slopes("head_decay_map"), slopes("train_builtin_model")
+    enough = [
+        saved(folder / f"set_complement_theory/width_{width}").kl[0, :, :2].max(axis=1) < 1e-4
+        for width in (14, 15)
+    ]
+    gpt, alone = (
+        saved(folder / f"set_complement_search_{x}_constant") for x in ("gpt", "attention")
+    )
+    games = saved(folder / "othello_length_constant")
+    found = {
+        "proposition_1": (
+            "with one query, is the slope −0.5?",
+            f"argmax: in the CI of {holding('argmax')} of 4 seeds; dictionary: of "
+            f"{holding('dictionary')} of 4",
+        ),
+        "figure_1_llm_variance": (
+            "does SmolLM2's first layer fall as N^−0.5?",
+            f"it falls far slower, {whole('figure_1_llm_variance')}; single heads do",
+        ),
+        "figure_2_feature_distributions": (
+            "do single features concentrate?",
+            minus(f"confirmed: variance as N^{tails[0]:.2f}, with LayerNorm N^{tails[1]:.2f}"),
+        ),
+        "figure_3_global_shift": (
+            "do global mean and variance shift?",
+            f"variance confirmed, {spread[0] / spread[-1]:.0f}-fold; mean undecided",
+        ),
+        "figure_4_attention_weights": (
+            "does LayerNorm lessen dispersion?",
+            f"{verdict(more.low, more.high, significant=True, expected=-1)}: "
+            f"{interval(more.mean, more.low, more.high, '+.2f')} nats of entropy",
+        ),
+        "head_decay_map": (
+            "which of SmolLM2's 270 heads lose variance?",
+            f"CI below 0 in {(map_270.slope_high < 0).sum()}, above in "
+            f"{(map_270.slope_low > 0).sum()}, not corrected for their number",
+        ),
+        "table_argmax": (
+            "does LayerNorm help argmax retrieval?",
+            f"{word('table_argmax_cosine', 'layernorm')} (cosine rate), "
+            f"{word('table_argmax_constant', 'layernorm')} (constant)",
+        ),
+        "table_dictionary": (
+            "does it help dictionary lookup?",
+            word("table_dictionary", "layernorm"),
+        ),
+        "table_ablation": (
+            "do other norms help argmax?",
+            f"`rmsnorm` {word('table_ablation_norms', 'rmsnorm')}, `headnorm` "
+            f"{word('table_ablation_heads', 'headnorm')}",
+        ),
+        "set_complement_theory": (
+            "does width v − 1 suffice, v − 2 not?",
+            f"confirmed: {enough[1].sum()} of {enough[1].size} seeds, {enough[0].sum()} of "
+            f"{enough[0].size}",
+        ),
+        "set_complement_search": (
+            "do dropout, EMA, BEMA help?",
+            f"GPT: {effect(gpt, 'dropout', 'raw weights')[1]}, {effect(gpt, 'ema')[1]}, "
+            f"{effect(gpt, 'bema')[1]}; attention alone: "
+            f"{effect(alone, 'dropout', 'raw weights')[1]}, {effect(alone, 'ema')[1]}, "
+            f"{effect(alone, 'bema')[1]}",
+        ),
+        "othello_length": (
+            "do EMA and BEMA help later moves?",
+            f"EMA {beyond(games, 'ema')[1]}, BEMA {beyond(games, 'bema')[1]}",
+        ),
+        "train_builtin_model": (
+            "do the built-in model's heads lose variance?",
+            f"{(map_30.slope_high < 0).sum()} of {len(map_30)} do",
+        ),
+    }
+    lines = (
+        f"[`{name}`](recipes/{name}.py) | {question} | {answer}"
+        for name, (question, answer) in found.items()
+    )
+    return rows("recipe|question|verdict", lines)
+
+
+@table
+def cost(root: Path) -> str:
+    found = findings(root)
+
+    def line(work: str, other: str, *names: str) -> str:
+        ours = amount(found[names[0]]["ours"], found[names[0]]["unit"])
+        return f"{work} | {ours} | {other} | {', '.join(times(found[name]) for name in names)}"
+
+    layer, every = (f"{x}: times as fast as " for x in ("1B, layer 0", "SmolLM2, all layers"))
+    rest = ("hooks, early stop", "nnsight, early stop", "TransformerLens, early stop")
+    memory, seconds = (f"rows, 8192 tokens: {x} over output_attentions" for x in ("memory", "time"))
+    peers = "hooks, nnsight, TransformerLens that stop early"
+    lines = [
+        line(
+            "layer 0 at Llama-3.2-1B's shape, 16..16384 (TransformerLens: to 4,096)",
+            peers,
+            *(layer + x for x in rest),
+        ),
+        line("all layers of SmolLM2-135M, 16..2048", peers, *(every + x for x in rest)),
+        line("attention rows of 10 queries, 8,192 tokens", "`output_attentions`, time", seconds),
+        line("the same", "its memory", memory),
+        line(
+            "one step of 32 seeds in the lab",
+            "a plain loop over seeds",
+            "training 32 seeds: times as fast as a plain loop",
+        ),
+    ]
+    return rows("work| llmprobe|against| ratio", lines)
+
+
+def findings(root: Path) -> dict[str, dict]:
+    document = json.loads((root / "benchmarks/baseline.json").read_text())
+    return {finding["name"]: finding for finding in document["findings"]}
+
+
+def amount(value: float, unit: str) -> str:
+    if unit == "bytes":
+        return f"{value / 2**20:,.0f} MiB"
+    if unit != "s":
+        return f"{value:.3g}"
+    return f"{value:.2g} s" if value < 10 else f"{value:.0f} s"
+
+
+def times(finding: dict) -> str:
+    """The ratio; below 1 if it is a share of what the other needs."""
+    return f"{finding['ratio']:,.0f}" if finding["ratio"] >= 10 else f"{finding['ratio']:.2g}"
+
+
+@table
+def bench(root: Path) -> str:
+    lines = []
+    for finding in findings(root).values():
+        theirs = finding["theirs"]
+        lines.append(
+            f"{finding['case']} | {finding['name']} | {amount(finding['ours'], finding['unit'])} | "
+            f"{'–' if theirs is None else amount(theirs, finding['unit'])} | "
+            f"{times(finding)} | {finding['note']}"
+        )
+    return rows("case|measurement| llmprobe| other| ratio|notes", lines)
