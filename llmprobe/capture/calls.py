@@ -58,7 +58,7 @@ class AttentionCall:
     base: str
     """sdpa or eager: the function that the model would have used."""
     layer: int = -1
-    """The model's number of the layer; only editors are told."""
+    """The model's number of the layer; only edits know it."""
 
     def rows(self, index: Tensor) -> Iterator[Tensor]:
         """Weights (batch, heads, positions, keys) of the queries at `index` (batch, positions).
