@@ -30,7 +30,6 @@ $(READY): pyproject.toml constraints.txt
 
 demo: $(READY)
 	$(BIN)/llmprobe variance builtin --at heads --query fixed --lengths 16..4096 --overwrite
-	@echo "The figure: runs/variance-builtin/variance.png"
 
 test: $(READY)
 	$(BIN)/python -m pytest -n auto
