@@ -21,7 +21,7 @@ from typer.core import TyperCommand
 import llmprobe
 from llmprobe.commands.listing import ls
 from llmprobe.commands.options import FLAG, OUTPUT_PANEL, Json
-from llmprobe.commands.probes import attention, check, variance
+from llmprobe.commands.probes import attention, check, loss, variance
 from llmprobe.commands.saved import compare, merge, plot
 from llmprobe.commands.showing import say
 from llmprobe.commands.trainer import train_synthetic
@@ -79,6 +79,7 @@ _COMMANDS: dict[str, dict[Callable[..., None], str]] = {
     "Probe a model": {
         variance: "llmprobe variance meta-llama/Llama-3.2-1B --lengths 16..16384",
         attention: "llmprobe attention builtin --layers all --lengths 16..512",
+        loss: "llmprobe loss builtin --lengths 16..1024 --same-targets 8",
         check: "llmprobe check meta-llama/Llama-3.2-1B",
     },
     "Train small models": {

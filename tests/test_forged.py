@@ -8,7 +8,7 @@ import tracemalloc
 
 import pytest
 from legal_samples import make_legality_result
-from samples import make_synthetic_result, make_variance_result
+from samples import make_loss_result, make_synthetic_result, make_variance_result
 from search_samples import make_search_result
 
 from llmprobe import load_result, probe_attention
@@ -17,12 +17,13 @@ from llmprobe.errors import ResultFormatError
 MAKE = {
     "variance": make_variance_result,
     "attention": lambda: probe_attention("builtin", "4..16", n_prompts=4),
+    "loss": make_loss_result,
     "synthetic": make_synthetic_result,
     "legality": make_legality_result,
     "search": make_search_result,
 }
 N_FORGED = 90
-"""Of each kind: 450 in all."""
+"""Of each kind."""
 HOSTILE = (
     *(None, True, -1, 0, 1.5, 10**400, 1e308, "", "x" * 10_000, "../../etc", "\x00", [], {}),
     *([[]], {"a": {"b": []}}, [1e9] * 50, "__import__('os').system('touch owned')"),

@@ -222,6 +222,26 @@ def geometric_estimate(values: ArrayLike) -> Estimate:
     return Estimate(mean, sd, low, high, n)
 
 
+def ratio_estimate(above: ArrayLike, below: ArrayLike) -> Estimate:
+    """Σ above / Σ below over prompts, such as bits per byte, with a t interval by linearization.
+
+    The variance is that of the residuals above − ratio · below (Cochran, Sampling Techniques, eq.
+    6.9). Pairs that are not finite are left out. NaN where nothing is below; no interval where
+    fewer than two prompts have something below.
+    """
+    a, b = (np.asarray(x, dtype=np.float64) for x in (above, below))
+    known = np.isfinite(a) & np.isfinite(b)
+    a, b = a[known], b[known]
+    n, total = len(a), b.sum()
+    if not total > 0:
+        return Estimate(np.nan, np.nan, np.nan, np.nan, n)
+    ratio = float(a.sum() / total)
+    if (b > 0).sum() < 2:
+        return Estimate(ratio, np.nan, np.nan, np.nan, n)
+    _, sd, low, high, _ = estimate((a - ratio * b) * n / total)
+    return Estimate(ratio, sd, ratio + low, ratio + high, n)
+
+
 def paired_p(difference: Estimate) -> float:
     """Of the two-sided t test that the mean difference is 0; NaN where it does not vary."""
     if not difference.sd > 0:

@@ -59,6 +59,11 @@ def with_options(*groups: Group) -> Callable[[Callable[..., None]], Callable[...
     return declare
 
 
+def without(name: str, group: Group) -> Group:
+    """A group that lacks one of its options."""
+    return {other: option for other, option in group.items() if other != name}
+
+
 def choice(*names: str, text: str) -> dict[str, Any]:
     """An option that accepts one of the names: shown in the help, and completed by the shell.
 
@@ -200,6 +205,31 @@ PROMPTS: Group = {
     "seed": (Seed, 0),
 }
 
+TextPrompts = Annotated[
+    str,
+    typer.Option(
+        **choice("text", "unigram", "random", text="text and unigram need --text or --dataset."),
+        **_PROMPTS,
+    ),
+]
+LossText = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Text file, or builtin: a text sampled from the built-in model, which is its default.",
+        **PATH,
+        **_PROMPTS,
+    ),
+]
+TEXT_PROMPTS: Group = {
+    "prompts": (TextPrompts, "text"),
+    "text": (LossText, None),
+    "dataset": (Dataset, None),
+    "n_prompts": (NPrompts, 32),
+    "bos": (Bos, "auto"),
+    "seed": (Seed, 0),
+}
+
 Lengths = Annotated[
     str,
     typer.Option(
@@ -233,6 +263,14 @@ Reference = Annotated[
     typer.Option(
         metavar="LENGTH",
         help="Length that drifts are measured from. Default: the shortest.",
+        **_SWEEP,
+    ),
+]
+SameTargets = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Also predict the last N tokens of each prompt from contexts of every length.",
         **_SWEEP,
     ),
 ]

@@ -1,4 +1,4 @@
-"""`check`, `variance` and `attention`: the commands that look at a model.
+"""`check`, `variance`, `attention` and `loss`: the commands that look at a model.
 
 A probe is one function here: its own options, and the groups that it shares with the others.
 """
@@ -14,6 +14,7 @@ from llmprobe.commands.options import (
     OUTPUT,
     PROMPTS,
     SWEEP,
+    TEXT_PROMPTS,
     At,
     Chunk,
     Component,
@@ -21,7 +22,9 @@ from llmprobe.commands.options import (
     Json,
     Model,
     Reference,
+    SameTargets,
     with_options,
+    without,
 )
 from llmprobe.commands.running import run_probe
 from llmprobe.commands.showing import say
@@ -82,3 +85,11 @@ def attention(**shared: Any) -> None:
     from llmprobe.probes.request import Request
 
     run_probe(AttentionProbe, Request, **shared)
+
+
+@with_options(MODEL, TEXT_PROMPTS, without("layers", SWEEP), OUTPUT)
+def loss(same_targets: SameTargets = None, chunk: Chunk = None, **shared: Any) -> None:
+    """The loss on text by position in the prompt, and what more context buys."""
+    from llmprobe.probes.loss import LossProbe, LossRequest
+
+    run_probe(LossProbe, LossRequest, same_targets=same_targets, chunk=chunk, **shared)

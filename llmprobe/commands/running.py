@@ -70,7 +70,7 @@ def _defaults(request: "type[Request]") -> dict[str, Any]:
     shared = {name: default for name, (_, default) in {**MODEL, **PROMPTS, **SWEEP}.items()}
     own = {field.name: field.default for field in fields(request)}
     del shared["model"], shared["n_prompts"], own["n_prompts"]
-    return own | shared
+    return shared | own
 
 
 def _show_plan(run: "ProbeRun", target: Path, *, dry_run: bool, quiet: bool) -> None:

@@ -64,7 +64,7 @@ def plot(
 def compare(
     folders: Annotated[
         list[Path],
-        typer.Argument(metavar="DIR", help="Folders of saved variance results.", **PATH),
+        typer.Argument(metavar="DIR", help="Folders of saved results of one kind.", **PATH),
     ],
     output: Annotated[
         Path,
@@ -72,21 +72,18 @@ def compare(
     ] = Path("runs/compare.png"),
     debug: Debug = False,
 ) -> None:
-    """Draw several variance results in one figure and list their slopes."""
+    """Draw several variance or loss results in one figure, and list their main numbers."""
     check_drawing()
     from llmprobe.results.figures.style import write_figure
-    from llmprobe.results.figures.variance import draw_comparison
-    from llmprobe.results.opening import load_result
-    from llmprobe.results.variance import VarianceResult, compare_table
+    from llmprobe.results.opening import comparable_kinds, load_result
 
     if output.suffix not in (".png", ".pdf", ".svg"):
         raise ValueError(f"output: got {output}, accepted: a name that ends in .png, .pdf or .svg")
-    results = []
-    for folder in folders:
-        result = load_result(folder)
-        if not isinstance(result, VarianceResult):
-            raise ValueError(f"{folder} is a result of {result.kind}; compare those of variance")
-        results.append(result)
+    results = [load_result(folder) for folder in folders]
+    for folder, result in zip(folders, results, strict=True):
+        accepted = " or ".join(comparable_kinds() if result is results[0] else [results[0].kind])
+        if result.kind not in accepted:
+            raise ValueError(f"{folder} is a result of {result.kind}; compare those of {accepted}")
     names = [result.provenance.model for result in results]
     if len(set(names)) < len(names):
         names = [folder.name for folder in folders]
@@ -96,10 +93,10 @@ def compare(
         raise ValueError("compare: got the same folder twice, accepted: different ones")
     check_place(output)
     named = dict(zip(names, results, strict=True))
-    axes = draw_comparison({name: result.to_frame() for name, result in named.items()})
+    table, axes = type(results[0]).compare(named)
     output.parent.mkdir(parents=True, exist_ok=True)
     write_figure(axes, output)
-    print_table(compare_table(named.items()))
+    print_table(table)
     say(f"figure: {output}")
 
 

@@ -69,14 +69,16 @@ class Probe(ABC):
     """What it counts in; its kind is that of the result."""
 
     ready: Prepared
+    forward: Callable[..., list[Mapping[int, Any]]] | None = None
+    """How a batch is run, where it is more than a forward with a capture: see `Sweep.forward`."""
 
     @abstractmethod
     def __init__(self, loaded: LoadedModel, asked: Any) -> None:
         """Prepare a checked request for a model."""
 
-    @abstractmethod
     def observe(self, positions: list[int]) -> AbstractContextManager[Mapping[int, Any]]:
         """Attach a capture for these positions; the mapping it gives is filled by the forward."""
+        return nullcontext({})
 
     @abstractmethod
     def take(self, tally: Any, prompts: list[int], parts: Sequence[Mapping[int, Any]]) -> None:
@@ -113,6 +115,7 @@ def start(
     **load: Unpack[LoadOptions],
 ) -> "ProbeRun":
     """Check, load, prepare and plan; the folder is looked at before the model is loaded."""
+    asked = asked.for_model(model)
     asked.check()
     named = str(model) if isinstance(model, str | Path) else type(model).__name__
     told = {"probe": kind.tally.kind, "model": named, "output": output, "overwrite": overwrite}
@@ -185,7 +188,9 @@ class _Work:
     ) -> None:
         self.probe, self.space, self.report = probe, space, report
         ready = probe.ready
-        self.sweep = Sweep(ready.model, ready.prompts, plan, probe.observe, probe.may_chunk)
+        self.sweep = Sweep(
+            ready.model, ready.prompts, plan, probe.observe, probe.may_chunk, probe.forward
+        )
         self.total, self.done = plan.n_tokens, 0
 
     def do(self, piece: Piece) -> State:

@@ -96,6 +96,11 @@ class Prompts(ABC):
         self._head = np.array([] if bos is None else [bos], np.int64)
         self._tail = np.array([] if query is None else [query], np.int64)
 
+    @property
+    def n_head(self) -> int:
+        """Tokens before the kind's own: one for BOS, else none."""
+        return len(self._head)
+
     @classmethod
     def describe(cls) -> str:
         """What the prompts are, in a line."""

@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from torch import nn
 
@@ -70,6 +70,10 @@ class Request:
         check_count("n_prompts", self.n_prompts, least=2, most=_MOST_PROMPTS)
         check_count("batch_tokens", self.batch_tokens)
         return wanted
+
+    def for_model(self, model: Any) -> Self:
+        """The same with the defaults that depend on the model, as it was given."""
+        return self
 
     def record(self, lengths: tuple[int, ...], layers: Sequence[AttentionLayer]) -> dict[str, Any]:
         """The arguments as a result keeps them: what was meant, however it was written."""

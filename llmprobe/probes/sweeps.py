@@ -182,6 +182,8 @@ class Sweep:
     observe: Observe
     may_chunk: Callable[[], bool]
     """Asked once memory runs out: whether prompts may be cut into chunks."""
+    forward: Callable[..., list[Mapping[int, Any]]] | None = None
+    """Runs a batch, with the arguments of `_forward`, which does it if None."""
     _length: list[int] = field(default_factory=list, init=False)
     """Of the last piece: before another one the model has to forget it."""
 
@@ -214,7 +216,8 @@ class Sweep:
                 # Nothing is consumed before the whole batch is through: a retry counts none twice.
                 tokens = self.prompts.batch(indices, length).to(device)
                 positions = [n - 1 for n in lengths]
-                parts = _forward(self.model, tokens, positions, chunk, self.observe)
+                run = self.forward or _forward
+                parts = run(self.model, tokens, positions, chunk, self.observe)
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise

@@ -14,17 +14,22 @@ from typing import Any
 
 from llmprobe.base.files import as_path
 from llmprobe.base.machine import untracked
+from llmprobe.capture.refusals import BUILTIN
 from llmprobe.errors import PromptError
 
 MOST_TEXT_BYTES = 2**27
 """Of a text file: more than any number of prompts uses, and a minute to turn into tokens."""
+BUILTIN_TEXT = "builtin"
+"""Names the text that ships next to the built-in model, which was sampled from it."""
 _PIECE = 2**20
 _FORMATS = {".txt": "text", ".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
-    """A text file in UTF-8."""
+    """A text file in UTF-8, or the one that ships as `builtin`."""
     file = as_path("text", path)
+    if str(path) == BUILTIN_TEXT and not file.exists():
+        file = BUILTIN / "text.txt"
     if not file.exists():
         raise FileNotFoundError(f"text: {str(path)!r} does not exist; check the path")
     if file.is_dir():

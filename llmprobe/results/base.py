@@ -123,6 +123,8 @@ class Result(ABC):
     kinds: ClassVar[dict[str, type["Result"]]] = {}
     plots: ClassVar[dict[str, str]]
     """Names of the figures and what each shows; the first is the default."""
+    comparable: ClassVar[bool] = False
+    """Whether `compare` draws several of them."""
     joins: ClassVar[str] = ""
     """The module whose `join(folders)` makes one result of several. A name, so that a result
     needs no torch; `merge_results` imports it."""
@@ -174,6 +176,11 @@ class Result(ABC):
     @abstractmethod
     def _draw(self, kind: str, ax: Any) -> Any:
         """Draw one of `plots`."""
+
+    @classmethod
+    def compare(cls, named: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Several named results of this kind: a table to print, and the Axes of one figure."""
+        raise NotImplementedError(f"results of {cls.kind} are not compared")
 
     def remarks(self) -> list[str]:
         """Sentences to print below the table: what the numbers say."""

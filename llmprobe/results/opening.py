@@ -35,6 +35,11 @@ def known_kinds() -> dict[str, type[Result]]:
     return dict(Result.kinds)
 
 
+def comparable_kinds() -> list[str]:
+    """Kinds whose results can be drawn in one figure."""
+    return [name for name, kind in known_kinds().items() if kind.comparable]
+
+
 def load_result(folder: str | os.PathLike[str]) -> Result:
     """Open a saved result of any known kind; `ResultFormatError` says why it cannot be opened.
 

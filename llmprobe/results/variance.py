@@ -4,9 +4,9 @@ result = load_result("runs/llama")
 result.to_frame(), result.decay_frame(), result.reading()
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,7 @@ class VarianceResult(SeriesResult, kind="variance"):
         "features": "distributions of five features by length",
     }
 
+    comparable: ClassVar[bool] = True
     joins: ClassVar[str] = "llmprobe.probes.variance"
 
     at: str
@@ -174,6 +175,13 @@ class VarianceResult(SeriesResult, kind="variance"):
         if kind == "drift":
             return figures.draw_drift(self.to_frame(), reference=self.reference, ax=ax)
         return figures.draw_features(self._feature_frame(), ax=ax)
+
+    @classmethod
+    def compare(cls, named: Mapping[str, Self]) -> tuple[Any, Any]:
+        from llmprobe.results.figures.variance import draw_comparison
+
+        frames = {name: result.to_frame() for name, result in named.items()}
+        return compare_table(named.items()), draw_comparison(frames)
 
     def _feature_frame(self) -> "pd.DataFrame":
         """The kept values of the first series, long."""

@@ -17,6 +17,7 @@ from llmprobe.base.intervals import (
     paired_p,
     positive_ratio,
     rank_correlation,
+    ratio_estimate,
     signed_rank_p,
     typical_std,
 )
@@ -297,3 +298,31 @@ def test_the_rank_correlation_is_scipys_in_its_interval_whatever_the_order():
     order = rng.permutation(40)
     assert rank_correlation(x[order], y[order]) == pytest.approx(found)
     assert np.isnan([rank_correlation(x[:5], y[:5]), rank_correlation(x, np.ones(40))]).all()
+
+
+def test_a_ratio_of_sums_has_the_interval_of_a_jackknife():
+    rng = np.random.default_rng(0)
+    below = rng.uniform(1, 3, size=400)
+    above = 2 * below + rng.normal(size=400)
+    found = ratio_estimate(above, below)
+    assert found.mean == pytest.approx(above.sum() / below.sum())
+    without = (above.sum() - above) / (below.sum() - below)
+    half = 1.9659 * np.sqrt(399 / 400 * ((without - without.mean()) ** 2).sum())
+    assert found.high - found.mean == pytest.approx(half, rel=0.01)
+    assert found.mean - found.low == pytest.approx(half, rel=0.01)
+
+
+def test_the_interval_of_a_ratio_holds_the_true_one_as_often_as_it_says():
+    rng = np.random.default_rng(1)
+    below = rng.uniform(1, 3, size=(1000, 16))
+    above = 2 * below + rng.normal(size=below.shape)
+    found = [ratio_estimate(a, b) for a, b in zip(above, below, strict=True)]
+    assert 0.92 < np.mean([x.low <= 2 <= x.high for x in found]) < 0.98
+
+
+def test_a_ratio_without_anything_below_is_unknown():
+    assert np.isnan(ratio_estimate([1.0, 2.0], [0.0, 0.0]).mean)
+    one = ratio_estimate([3.0, 0.0, np.nan], [2.0, 0.0, 1.0])
+    assert one.mean == 1.5
+    assert np.isnan(one.low)
+    assert one.n == 2

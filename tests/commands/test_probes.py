@@ -1,10 +1,14 @@
-"""`check`, `variance` and `attention`."""
+"""`check`, `variance`, `attention` and `loss`."""
 
 import json
 
 from families import tiny
+from samples import make_attention_result, make_loss_result
 
 import llmprobe
+from llmprobe.commands import running
+from llmprobe.commands.naming import default_folder
+from llmprobe.probes.loss import LossRequest
 
 
 def test_check_passes_every_line_on_a_trained_model(call):
@@ -61,3 +65,48 @@ def test_lengths_beyond_a_learned_table_are_one_line(call, tmp_path):
     code, _, err = call("variance", tmp_path / "gpt2", "--lengths", "16..256", "--quiet")
     assert code == 1
     assert "256 is beyond the 128 positions" in err
+
+
+def test_loss_prints_a_table_draws_and_compares(call, tmp_path):
+    options = ("--lengths", "8,16", "--n-prompts", 4, "--same-targets", 4, "--quiet")
+    for seed in (0, 1):
+        code, out, _ = call("loss", *options, "--seed", seed, "--output", tmp_path / f"{seed}")
+        assert code == 0
+        assert "nats per token" in out
+        assert "key tokens" in out
+        assert (tmp_path / f"{seed}" / "loss.png").is_file()
+    figure = tmp_path / "both.png"
+    code, out, _ = call("compare", tmp_path / "0", tmp_path / "1", "--output", figure)
+    assert code == 0
+    assert "lowest up to" in out
+    assert figure.is_file()
+    document = json.loads(call("loss", *options, "--output", tmp_path / "0", "--json")[1])
+    assert document["kind"] == "loss"
+    assert [row["length"] for row in document["rows"]] == [8, 16]
+
+
+def test_a_folder_of_loss_is_named_after_what_is_not_the_default(call):
+    def planned(*options):
+        return call("loss", "--dry-run", *options)[0]
+
+    assert planned("--n-prompts", 4, "--lengths", "8,16") == 0
+    assert running_folder(LossRequest()) == "runs/loss-builtin"
+    assert running_folder(LossRequest(same_targets=4)) == "runs/loss-builtin-same-targets-4"
+    assert running_folder(LossRequest(prompts="random")) == "runs/loss-builtin-random"
+
+
+def running_folder(asked):
+    defaults = running._defaults(type(asked))
+    return str(default_folder("loss", "builtin", vars(asked), defaults=defaults))
+
+
+def test_kinds_that_cannot_be_compared_are_refused(call, tmp_path):
+    loss = make_loss_result().save(tmp_path / "loss")
+    attention = make_attention_result().save(tmp_path / "attention")
+    for folders, said in (
+        ((attention, loss), "is a result of attention; compare those of loss or variance"),
+        ((loss, attention), "is a result of attention; compare those of loss"),
+    ):
+        code, _, err = call("compare", *folders, "--output", tmp_path / "x.png")
+        assert code == 1
+        assert said in err

@@ -6,7 +6,12 @@ from dataclasses import replace
 
 import pytest
 from legal_samples import make_legality_result
-from samples import make_attention_result, make_synthetic_result, make_variance_result
+from samples import (
+    make_attention_result,
+    make_loss_result,
+    make_synthetic_result,
+    make_variance_result,
+)
 from search_samples import make_search_result
 
 from llmprobe.commands.saved import compare
@@ -16,6 +21,7 @@ from llmprobe.results.opening import known_kinds
 MAKERS = {
     "variance": make_variance_result,
     "attention": make_attention_result,
+    "loss": make_loss_result,
     "synthetic": make_synthetic_result,
     "legality": make_legality_result,
     "search": make_search_result,

@@ -40,7 +40,9 @@ def test_every_kind_is_known_by_the_module_it_is_in():
         f"llmprobe.results.{module.name}" for module in iter_modules(llmprobe.results.__path__)
     }
     assert {kind.__module__ for kind in known_kinds().values()} <= modules
-    assert known_kinds().keys() == {"variance", "attention", "synthetic", "legality", "search"}
+    assert known_kinds().keys() == {
+        *("variance", "attention", "loss", "synthetic", "legality", "search"),
+    }
     assert all(
         issubclass(kind, Result) and kind.kind == name for name, kind in known_kinds().items()
     )

@@ -8,6 +8,7 @@ import numpy as np
 from llmprobe.results.accuracy import SyntheticResult
 from llmprobe.results.attention import AttentionResult
 from llmprobe.results.base import Provenance, Result
+from llmprobe.results.loss import LossResult
 from llmprobe.results.variance import VarianceResult
 
 
@@ -80,6 +81,26 @@ def make_attention_result(lengths: tuple[int, ...] = (16, 64, 256)) -> Attention
         lambda_exponent_low=np.array([-0.1, 0.1, 0.2, 0.3]),
         lambda_exponent_high=np.full(4, 0.9),
         top=np.sort(rng.random((4, len(lengths), 8, 16)).astype(np.float32))[..., ::-1].copy(),
+    )
+
+
+def make_loss_result(lengths: tuple[int, ...] = (16, 64, 256), same_targets: Any = 8) -> LossResult:
+    """A loss that falls, then rises; no token of the shortest context is a key token."""
+    base = 3 + (np.arange(len(lengths)) - 1.0) ** 2 / 4
+    statistics = dict.fromkeys(LossResult.statistics, base)
+    statistics |= {"context_gain": base[0] - base, "key_share": np.arange(len(lengths)) / 100}
+    if same_targets is None:
+        statistics = {name: statistics[name] for name in ("loss", "bits_per_byte")}
+    ends = {"": 0.0, "_low": -0.1, "_high": 0.2}
+    return LossResult(
+        provenance=_provenance(lengths, prompts="text"),
+        lengths=lengths,
+        same_targets=same_targets,
+        context_length=128,
+        n_prompts=np.full(len(lengths), 32),
+        n_tokens=np.diff(lengths, prepend=1),
+        warnings=(),
+        **{f"{name}{end}": x + by for name, x in statistics.items() for end, by in ends.items()},
     )
 
 
