@@ -43,6 +43,7 @@ _HOME = {
     "paper_style": "results.figures.style",
     "load_result": "results.opening",
     "merge_results": "runs.merging",
+    "write_report": "results.report.page",
     "Result": "results.base",
     "AttentionResult": "results.attention",
     "LossResult": "results.loss",

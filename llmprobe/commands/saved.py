@@ -1,4 +1,4 @@
-"""`plot`, `compare` and `merge`: the commands that open saved results."""
+"""`plot`, `compare`, `merge` and `report`: the commands that open saved results."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -123,3 +123,30 @@ def merge(
     check_drawing()
     result = merge_results(folders, output, overwrite=overwrite)
     show_result(result, output, as_json=as_json)
+
+
+def report(
+    folders: Annotated[
+        list[Path],
+        typer.Argument(metavar="DIR...", help="Saved results, of one model or of several.", **PATH),
+    ],
+    title: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Heading of the page.", **OUTPUT)
+    ] = None,
+    output: Annotated[
+        Path, typer.Option(metavar="FILE", help="The page to write.", **PATH, **OUTPUT)
+    ] = Path("runs/report.html"),
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a page that is there.", **OUTPUT)
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    """Write results as one HTML page with linked charts; it needs no network and no torch."""
+    from llmprobe.results.report.page import write_report
+
+    if output.suffix not in (".html", ".htm"):
+        raise ValueError(f"output: got {output}, accepted: a name that ends in .html")
+    check_place(output)
+    check_drawing()
+    page = write_report(folders, output, title=title, overwrite=overwrite)
+    say(f"report: {page} ({page.stat().st_size / 1e6:.1f} MB)")

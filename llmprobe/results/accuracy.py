@@ -28,6 +28,7 @@ from llmprobe.base.intervals import (
 from llmprobe.results.base import check_shape, records
 from llmprobe.results.tables import count, heading, interval_cell, mean_cell, p_cell, titled
 from llmprobe.results.trained import Array, VariantsResult, check_whole
+from llmprobe.results.views import Lines, View
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,6 +51,30 @@ class SyntheticResult(VariantsResult, kind="synthetic"):
         "features": "distributions of single features by length",
         "weights": "the 16 largest weights of 32 sets, by length",
     }
+    views: ClassVar[tuple[View, ...]] = (
+        Lines(
+            title="Accuracy beyond the training lengths",
+            y="mean",
+            low="low",
+            high="high",
+            axis="accuracy, mean over seeds with 95 % CI",
+            by="variant",
+            x_axis="items in a set N",
+            percent=True,
+            frame="summary_frame",
+        ),
+        Lines(
+            title="Difference to the first variant",
+            y="difference",
+            low="low",
+            high="high",
+            axis="accuracy minus the first variant's, paired, with 95 % CI",
+            by="variant",
+            x_axis="items in a set N",
+            percent=True,
+            frame="compare_frame",
+        ),
+    )
     by_length: ClassVar[tuple[str, ...]] = (
         "accuracy",
         "global_mean",
@@ -159,6 +184,9 @@ class SyntheticResult(VariantsResult, kind="synthetic"):
             parts += [(*row[:-1], s, row[-1]) for row, s in zip(rows, significant, strict=True)]
         columns = ["variant", "reference", "length", "difference", "low", "high", "p"]
         return pd.DataFrame(parts, columns=[*columns, "significant", "n_seeds"])
+
+    def key_frame(self) -> "pd.DataFrame":
+        return self.compare_frame() if len(self.variants) > 1 else self.summary_frame()
 
     def tail_frame(self) -> "pd.DataFrame":
         """A row for each variant: how fast the variance over sets of single features falls.

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from llmprobe.base.intervals import divide
 from llmprobe.results.base import check_shape, missing_as_nan
 from llmprobe.results.series import Array, SeriesResult
+from llmprobe.results.views import Lines, View
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,6 +26,20 @@ class AttentionResult(SeriesResult, kind="attention"):
         "prediction": "measured variance against what dispersion predicts",
     }
 
+    views: ClassVar[tuple[View, ...]] = (
+        Lines(
+            title="Effective tokens",
+            y="effective",
+            axis="effective tokens 1/Σa², mean over prompts",
+            log_y=True,
+        ),
+        Lines(
+            title="Weight on the first token",
+            y="first",
+            axis="attention on the first token, mean over prompts",
+            percent=True,
+        ),
+    )
     joins: ClassVar[str] = "llmprobe.probes.attention"
 
     entropy: Array

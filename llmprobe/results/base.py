@@ -18,6 +18,7 @@ import json
 import math
 import os
 import re
+import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ from llmprobe.base.files import (
     write_folder,
     write_into,
 )
+from llmprobe.results.views import View
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -125,6 +127,8 @@ class Result(ABC):
     """Names of the figures and what each shows; the first is the default."""
     comparable: ClassVar[bool] = False
     """Whether `compare` draws several of them."""
+    views: ClassVar[tuple[View, ...]] = ()
+    """What a page and `explore()` show, in this order."""
     joins: ClassVar[str] = ""
     """The module whose `join(folders)` makes one result of several. A name, so that a result
     needs no torch; `merge_results` imports it."""
@@ -153,6 +157,11 @@ class Result(ABC):
             raise ValueError(f"warnings: got {self.warnings!r}, accepted: strings")
 
     @property
+    def subject(self) -> str:
+        """What the numbers are about: the model."""
+        return self.provenance.model
+
+    @property
     def default_plot(self) -> str:
         """The figure that answers the main question."""
         return next(iter(self.plots))
@@ -172,6 +181,24 @@ class Result(ABC):
     @abstractmethod
     def to_frame(self) -> "pd.DataFrame":
         """The numbers as a tidy pandas table, with plain dtypes; its columns are public."""
+
+    def key_frame(self) -> "pd.DataFrame":
+        """The rows that answer the question, such as slopes with their CIs, for a notebook."""
+        return self.to_frame()
+
+    def command(self) -> str | None:
+        """The command that makes this result; None if there is none."""
+        return None
+
+    def explore(self) -> Any:
+        """A chart to click on, for a notebook: an Altair chart of the result's views."""
+        from llmprobe.results.report.charts import explore, inked, line_charts, stacked
+
+        named = [(self.subject, self)]
+        found = [chart for chart in (explore(named), line_charts(named)) if chart is not None]
+        if not found:
+            raise ValueError(f"explore: a result of {self.kind} has no chart; use plot()")
+        return inked(stacked(found), ink="#333333")
 
     @abstractmethod
     def _draw(self, kind: str, ax: Any) -> Any:
@@ -281,7 +308,7 @@ class Result(ABC):
         return f"{type(self).__name__}({self.headline()})"
 
     def _repr_html_(self) -> str:
-        table = self.to_frame().to_html(index=False, max_rows=24, float_format="{:.4g}".format)
+        table = self.key_frame().to_html(index=False, max_rows=24, float_format="{:.4g}".format)
         return f"<p><b>{html.escape(self.headline())}</b></p>\n{table}"
 
 
@@ -333,6 +360,19 @@ def records(frame: "pd.DataFrame") -> list[dict[str, Any]]:
         {str(name): plain(value) for name, value in row.items()}
         for row in frame.to_dict(orient="records")
     ]
+
+
+def command_line(name: str, options: Mapping[str, Any], *words: str) -> str:
+    """A command of llmprobe as a shell takes it; an option that is None or False is left out."""
+    parts = ["llmprobe", name, *map(shlex.quote, words)]
+    for option, value in options.items():
+        if value is None or value is False:
+            continue
+        parts.append(f"--{option.replace('_', '-')}")
+        if value is not True:
+            listed = isinstance(value, list | tuple)
+            parts.append(shlex.quote(",".join(map(str, value)) if listed else str(value)))
+    return " ".join(parts)
 
 
 def checksums(document: Mapping[str, Any], arrays: Path) -> dict[str, str]:

@@ -27,6 +27,7 @@ from llmprobe.results.trained import (
     check_target,
     check_whole,
 )
+from llmprobe.results.views import Lines, View
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,6 +55,32 @@ class LegalityResult(VariantsResult, kind="legality"):
         "gap": "mean logit of allowed tokens minus that of the others against length",
     }
 
+    views: ClassVar[tuple[View, ...]] = (
+        Lines(
+            title="Illegal first choices",
+            y="mean",
+            low="low",
+            high="high",
+            axis="illegal top-1 rate, mean over seeds with 95 % CI",
+            by="variant",
+            x_axis="tokens or moves given",
+            log_x=False,
+            percent=True,
+            frame="summary_frame",
+        ),
+        Lines(
+            title="Difference to the first variant",
+            y="difference",
+            low="low",
+            high="high",
+            axis="illegal top-1 rate minus the first variant's, paired",
+            by="variant",
+            x_axis="tokens or moves given",
+            log_x=False,
+            percent=True,
+            frame="compare_frame",
+        ),
+    )
     tests: ClassVar[str] = "n_sequences"
 
     n_sequences: tuple[int, ...]
@@ -154,6 +181,9 @@ class LegalityResult(VariantsResult, kind="legality"):
         columns = ["metric", "variant", "n_lengths", "mean", "low", "high", "difference"]
         columns += ["difference_low", "difference_high", "p", "n_seeds", "n_pairs"]
         return pd.DataFrame(rows, columns=columns)
+
+    def key_frame(self) -> "pd.DataFrame":
+        return self.beyond_frame() if self.beyond else self.summary_frame()
 
     def gap_frame(self) -> "pd.DataFrame":
         """A row for each variant: how fast the gap between the logits closes.

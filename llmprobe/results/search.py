@@ -215,6 +215,9 @@ class SearchResult(TrainedResult, kind="search"):
         frame = pd.DataFrame(rows, columns=[*columns, "helps", "p"])
         return frame.assign(significant=holm(frame.p))
 
+    def key_frame(self) -> "pd.DataFrame":
+        return self.effect_frame()
+
     def scatter_frame(self, metric: str = "kl") -> "pd.DataFrame":
         """A row for each hyper-parameter and setting: its value and the outcome it is held against.
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from llmprobe.results.base import Result, check_shape, records
+from llmprobe.results.base import Result, check_shape, command_line, records
 from llmprobe.results.tables import MAX_ROWS, fitting, titled
 
 if TYPE_CHECKING:
@@ -80,6 +80,10 @@ class SeriesResult(Result, kind=""):
             f"{self.kind} of {self.provenance.model}: {n_series}, "
             f"lengths {min(self.lengths)}..{max(self.lengths)}, {self.n_prompts.min()} prompts"
         )
+
+    def command(self) -> str:
+        """The probe's command with the arguments of this run."""
+        return command_line(self.kind, self.provenance.arguments, self.provenance.model)
 
     def to_document(self) -> dict[str, Any]:
         return super().to_document() | {"rows": self._records(self.to_frame())}

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from llmprobe.results.base import Result, check_shape
+from llmprobe.results.base import Result, check_shape, command_line
 
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -60,6 +60,25 @@ class TrainedResult(Result, kind=""):
             raise ValueError(f"train_lengths: got {trained!r}, accepted: shortest and longest")
         if len(n_tests) != len(lengths):
             raise ValueError(f"{self.tests}: got {n_tests!r}, accepted: one number per length")
+
+    @property
+    def subject(self) -> str:
+        return self.task
+
+    def command(self) -> str:
+        """`llmprobe train-synthetic` with the settings of this run."""
+        given = dict(self.provenance.arguments)
+        options = {
+            "task": given.pop("task", self.task),
+            "seeds": len(self.seeds),
+            "first_seed": min(self.seeds),
+            "train_lengths": f"{self.train_lengths[0]}..{self.train_lengths[1]}",
+        }
+        if given.pop("search", None):
+            options["search"] = options.pop("seeds")
+        left_out = ("seeds", "shortest", "longest", "llmprobe")
+        options |= {name: value for name, value in given.items() if name not in left_out}
+        return command_line("train-synthetic", options)
 
     @property
     def beyond(self) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ from rich.markup import escape
 from llmprobe.results.base import check_shape
 from llmprobe.results.series import Array, Integers, SeriesResult
 from llmprobe.results.tables import titled
+from llmprobe.results.views import HeadMap, Lines, View
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,6 +33,31 @@ class VarianceResult(SeriesResult, kind="variance"):
     }
 
     comparable: ClassVar[bool] = True
+    views: ClassVar[tuple[View, ...]] = (
+        HeadMap(
+            title="Which heads lose variance",
+            value="slope",
+            axis="slope of log std over log N",
+            low="slope_low",
+            high="slope_high",
+            frame="decay_frame",
+        ),
+        Lines(
+            title="Standard deviation over prompts",
+            y="std_median",
+            low="std_q25",
+            high="std_q75",
+            band="quartiles over features",
+            axis="std over prompts, median and quartiles over features",
+            log_y=True,
+        ),
+        Lines(
+            title="Global variance",
+            y="global_variance",
+            axis="variance over features, mean over prompts",
+            log_y=True,
+        ),
+    )
     joins: ClassVar[str] = "llmprobe.probes.variance"
 
     at: str
@@ -108,6 +134,9 @@ class VarianceResult(SeriesResult, kind="variance"):
 
         columns: dict[str, Any] = {"layer": self.layer, "head": self._heads()}
         return pd.DataFrame(columns | {name: getattr(self, name) for name in self.by_series})
+
+    def key_frame(self) -> "pd.DataFrame":
+        return self.decay_frame()
 
     def headline(self) -> str:
         slopes = self.slope[np.isfinite(self.slope)]

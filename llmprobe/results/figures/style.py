@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import matplotlib
 import matplotlib.pyplot as plt
@@ -138,12 +138,19 @@ def write_figure(axes: Any, path: Path, *, width: float | None = None) -> None:
     The file is written next to its place and renamed: it is whole or not there, and a link at its
     place is replaced, not followed.
     """
+    with replacing(path) as file:
+        write_image(axes, file, form=path.suffix.removeprefix(".") or None, width=width)
+
+
+def write_image(
+    axes: Any, file: BinaryIO, *, form: str | None = "png", width: float | None = None
+) -> None:
+    """Write the figure that Axes are in to an open file and close it."""
     figure = np.atleast_1d(axes).ravel()[0].get_figure(root=True)
     if width is not None:
         figure.set_size_inches(width, width * figure.get_figheight() / figure.get_figwidth())
     try:
-        with replacing(path) as file:
-            figure.savefig(file, dpi=200, format=path.suffix.removeprefix(".") or None)
+        figure.savefig(file, dpi=200, format=form)
     finally:
         plt.close(figure)
 
