@@ -65,7 +65,7 @@ def write_report(
 
 def render(results: Sequence[tuple[str, Result]], *, title: str | None = None) -> str:
     """The page as text."""
-    models = list(dict.fromkeys(name for name, _ in results))
+    subjects = dict.fromkeys(result.subject for _, result in results)
     charts = _charts(results)
     rows: dict[str, Any] = {}
     for _, spec in charts:
@@ -77,7 +77,7 @@ def render(results: Sequence[tuple[str, Result]], *, title: str | None = None) -
     }
     scripts = [_runtime(), _part("page.js")]
     blocks = {
-        "title": _text(title or f"llmprobe: {', '.join(models)}"),
+        "title": _text(title or f"llmprobe: {', '.join(subjects)}"),
         "policy": " ".join(map(_hash, scripts)),
         "style": _part("page.css"),
         "summaries": "\n".join(_summary(*named) for named in results),
