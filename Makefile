@@ -28,8 +28,11 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
+DEMO := runs/demo
 demo: $(READY)
-	$(BIN)/llmprobe variance builtin --at heads --query fixed --lengths 16..4096 --overwrite
+	$(BIN)/llmprobe variance builtin --at heads --query fixed --lengths 16..4096 --output $(DEMO) --overwrite
+	$(BIN)/llmprobe report $(DEMO) --output $(DEMO)/report.html --overwrite
+	@echo "The figure: $(DEMO)/variance.png. The page to explore: $(DEMO)/report.html"
 
 test: $(READY)
 	$(BIN)/python -m pytest -n auto

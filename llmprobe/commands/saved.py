@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from llmprobe.commands.options import OUTPUT_PANEL, PATH, Debug, Json, Overwrite, choice
+from llmprobe.commands.options import FLAG, OUTPUT_PANEL, PATH, Debug, Json, Overwrite, choice
 from llmprobe.commands.running import check_drawing, check_place
 from llmprobe.commands.showing import print_table, say, show_result
 
@@ -137,7 +137,7 @@ def report(
         Path, typer.Option(metavar="FILE", help="The page to write.", **PATH, **OUTPUT)
     ] = Path("runs/report.html"),
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a page that is there.", **OUTPUT)
+        bool, typer.Option("--overwrite", **FLAG, help="Replace a page that is there.", **OUTPUT)
     ] = False,
     debug: Debug = False,
 ) -> None:

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 from rich.markup import escape
 
-from llmprobe.results.base import Result, check_shape, missing_as_nan
+from llmprobe.results.base import Result, check_shape, command_line, missing_as_nan
 from llmprobe.results.series import Array, Integers
 from llmprobe.results.tables import span, titled
+from llmprobe.results.views import Lines, View
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,6 +36,24 @@ class LossResult(Result, kind="loss"):
         "context": "loss of the same last tokens by length of their context",
         "gain": "what more context buys, paired over prompts",
     }
+    views: ClassVar[tuple[View, ...]] = (
+        Lines(
+            title="Loss by position",
+            y="loss",
+            low="loss_low",
+            high="loss_high",
+            axis="nats per token between lengths, with 95 % CI over prompts",
+            by="result",
+        ),
+        Lines(
+            title="What more context buys",
+            y="context_gain",
+            low="context_gain_low",
+            high="context_gain_high",
+            axis="nats per token, same targets, against the shortest context",
+            by="result",
+        ),
+    )
     comparable: ClassVar[bool] = True
     joins: ClassVar[str] = "llmprobe.probes.loss"
 
@@ -102,6 +121,9 @@ class LossResult(Result, kind="loss"):
             "n_prompts": self.n_prompts,
         }
         return pd.DataFrame(columns | {name: getattr(self, name) for name in self.by_length})
+
+    def command(self) -> str:
+        return command_line(self.kind, self.provenance.arguments, self.provenance.model)
 
     def headline(self) -> str:
         return (

@@ -28,7 +28,8 @@ class Lines:
     band: str = "95 % CI"
     """What the band is."""
     by: str = ""
-    """The column that tells lines apart. Empty for a chosen head."""
+    """The column that tells lines apart; `result` puts several results into one chart. Empty for
+    the curves of a chosen head."""
     x: str = "length"
     x_axis: str = "prompt length N (tokens)"
     log_x: bool = True

@@ -25,5 +25,6 @@ def test_the_columns_of_a_view_are_in_its_frame(folder):
         if isinstance(view, HeadMap):
             named = ["layer", "head", view.value, view.low, view.high]
         else:
-            named = [view.x, view.y, view.low, view.high, view.by or "layer"]
+            by = "" if view.by == "result" else view.by or "layer"
+            named = [view.x, view.y, view.low, view.high, by]
         assert {name for name in named if name} <= set(frame.columns)

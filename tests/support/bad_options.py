@@ -37,6 +37,7 @@ RIGHT: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "plot": (("{}/run",), ()),
     "compare": (("{}/run", "{}/other"), ("--output", "{}/both.png")),
     "merge": (("{}/run", "{}/other"), ("--output", "{}/out")),
+    "report": (("{}/run",), ("--output", "{}/page.html")),
     "ls": (("tasks",), ()),
     "env": ((), ()),
 }
@@ -288,6 +289,10 @@ TOGETHER: dict[str, list[tuple[str, str]]] = {
         ("{}/bare", "has no evidence.safetensors"),
         ("--output {}/empty --overwrite", "is no result"),
     ],
+    "report": [
+        ("--output {}/page.txt", "ends in .html"),
+        ("{}/empty", "is no result"),
+    ],
     "ls": [("kinds", "unexpected extra argument")],
     "env": [("--json now", "unexpected extra argument"), ("--debug", "No such option")],
 }
@@ -302,6 +307,7 @@ USAGE = {
     "plot": "Missing argument",
     "compare": "Missing argument",
     "merge": "Missing argument",
+    "report": "Missing argument",
     "merge {}/run {}/other": "Missing option '--output'",
     "ls": "Missing argument",
 }

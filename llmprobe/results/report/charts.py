@@ -95,10 +95,14 @@ def line_charts(results: Named) -> Any:
 
     charts = []
     for view in _views(results):
+        if view.by == "result" and (rows := _rows(results, view)) is not None:
+            charts.append(_lines(view, rows))
+        if view.by in ("", "result"):
+            continue
         parts = {
             name: found
             for name, result in results
-            if view.by and view in result.views
+            if view in result.views
             if (found := _rows([(name, result)], view)) is not None
         }
         if parts:
