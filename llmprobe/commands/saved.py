@@ -130,9 +130,6 @@ def report(
         list[Path],
         typer.Argument(metavar="DIR...", help="Saved results, of one model or of several.", **PATH),
     ],
-    title: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Heading of the page.", **OUTPUT)
-    ] = None,
     output: Annotated[
         Path, typer.Option(metavar="FILE", help="The page to write.", **PATH, **OUTPUT)
     ] = Path("runs/report.html"),
@@ -148,5 +145,5 @@ def report(
         raise ValueError(f"output: got {output}, accepted: a name that ends in .html")
     check_place(output)
     check_drawing()
-    page = write_report(folders, output, title=title, overwrite=overwrite)
+    page = write_report(folders, output, overwrite=overwrite)
     say(f"report: {page} ({page.stat().st_size / 1e6:.1f} MB)")

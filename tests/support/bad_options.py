@@ -32,6 +32,7 @@ TRAIN = ("--steps", "4", "--sets", "4", "--lengths", "8", "--batch", "4", "--qui
 RIGHT: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "variance": (("builtin",), PROBE),
     "attention": (("builtin",), PROBE),
+    "loss": (("builtin",), (*PROBE, "--text", "builtin")),
     "check": (("builtin",), ("--length", "8")),
     "train-synthetic": ((), (*TRAIN, "--output", "{}/out")),
     "plot": (("{}/run",), ()),
@@ -222,6 +223,14 @@ BAD_BY_NAME: dict[str, dict[str, str]] = {
         "{}/file/x": "cannot be written",
         "/proc/x": "cannot be written",
     },
+    "report output": {
+        "x.pdf": "ends in .html",
+        "{}/run": "ends in .html",
+        "{}/file/x.html": "cannot be written",
+        "/proc/x.html": "cannot be written",
+    },
+    "report folders": FOLDER,
+    "loss prompts": {"pie": "random, unigram, text, dictionary"},
     "folder": FOLDER,
     "folders": FOLDER | {"{}/lab": "synthetic", "{}/attention": "attention"},
     "kind": {"pie": "decay, heads", "../../x": "decay, heads", "accuracy": "decay, heads"},
@@ -250,6 +259,10 @@ TOGETHER: dict[str, list[tuple[str, str]]] = {
         ("--output {}/link", "cannot be written"),
     ],
     "attention": [("--at heads", "No such option"), ("--chunk 8", "No such option")],
+    "loss": [
+        ("--same-targets 9", "fewer than the shortest length"),
+        ("--prompts text --text {}/short.txt", "use a longer text"),
+    ],
     "check": [("--length 8 another", "unexpected extra argument")],
     "train-synthetic": [
         ("argmax", "unexpected extra argument"),
