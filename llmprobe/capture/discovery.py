@@ -42,7 +42,7 @@ LayerChoice = int | str | slice | Sequence[int] | None
 
 _N_TOKENS = 7
 """Tokens of the run by behavior; a prime that is unlikely to be a number of heads."""
-_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
+HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
 _KV_HEADS = ("num_kv_heads", "num_key_value_heads", "n_kv_heads")
 _DIGITS = 5
 """Of a layer's number. A range is expanded before the model is known, so it must be short."""
@@ -178,7 +178,7 @@ def _discover(model: nn.Module) -> Iterator[AttentionLayer]:
             f"{type(model).__name__} is an encoder-decoder; use a causal language model"
         )
     decoder = decoder_of(model)
-    attention = _declared(decoder) or _behaving(model, decoder)
+    attention = declared_attention(decoder) or _behaving(model, decoder)
     if not attention:
         raise UnsupportedModelError(
             f"{type(model).__name__} has no attention that llmprobe can find: the model declares "
@@ -191,14 +191,14 @@ def _discover(model: nn.Module) -> Iterator[AttentionLayer]:
         seen = _observe(model, attention, filter(can_listen, attention))
     except UnsupportedModelError:  # sparse attention: its calls cannot be observed
         seen = _observe(model, attention, ())
-    numbers = [_layer_number(paths[id(module)], module) for module in attention]
+    numbers = [layer_number(paths[id(module)], module) for module in attention]
     if len(set(numbers)) < len(numbers):
         numbers = list(range(len(numbers)))
     for number, module in zip(numbers, attention, strict=True):
         yield _describe(module, paths, number, seen[id(module)], decoder)
 
 
-def _declared(decoder: nn.Module) -> list[nn.Module]:
+def declared_attention(decoder: nn.Module) -> list[nn.Module]:
     """Modules of the classes that the model names as the source of its attentions."""
     found: list[nn.Module] = []
     wanted = (getattr(type(decoder), "_can_record_outputs", None) or {}).get("attentions", ())
@@ -354,8 +354,8 @@ def _describe(
         n_heads, n_kv_heads = call.query.shape[1], call.key.shape[1]
         fits = n_heads * call.value.shape[-1] == seen.projection_size
     else:
-        n_heads = _fact(module, _HEADS) or 0
-        n_kv_heads = _fact(module, _KV_HEADS) or n_heads
+        n_heads = number_of(module, HEADS) or 0
+        n_kv_heads = number_of(module, _KV_HEADS) or n_heads
         fits = n_heads > 0 and seen.projection_size % n_heads == 0
     if not fits:
         raise UnsupportedModelError(
@@ -377,14 +377,15 @@ def _describe(
     )
 
 
-def _layer_number(path: str, module: nn.Module) -> int:
+def layer_number(path: str, module: nn.Module) -> int:
     """The number in the path, which differs between layers; else what the module says."""
     in_path = next((int(part) for part in path.split(".") if part.isdecimal()), None)
     said = getattr(module, "layer_idx", getattr(module, "layer_id", 0))
     return in_path if in_path is not None else said or 0
 
 
-def _fact(module: nn.Module, names: Iterable[str]) -> int | None:
+def number_of(module: nn.Module, names: Iterable[str]) -> int | None:
+    """What the module, or its config, has under one of these names."""
     for source in (module, getattr(module, "config", None)):
         for name in names:
             if isinstance(value := getattr(source, name, None), int):

@@ -17,7 +17,7 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -42,6 +42,7 @@ from llmprobe.capture.contents import (
     check_types,
     check_weights,
     count_gguf,
+    quick_gguf,
     tensor_types,
 )
 from llmprobe.capture.refusals import (
@@ -51,6 +52,7 @@ from llmprobe.capture.refusals import (
     check_complete,
     check_local,
     check_size,
+    empty_model,
     explained,
     files_of,
 )
@@ -141,6 +143,7 @@ def load_model(
     attn_implementation: str | None = None,
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
+    weights: bool = True,
 ) -> LoadedModel:
     """Load a causal language model from the hub, a folder, a `.gguf` file, or the `builtin` one.
 
@@ -154,6 +157,8 @@ def load_model(
     default.
     `allow_pickle`: read `.bin` weights, which can run code.
     `trust_remote_code`: run code that comes with the model.
+    `weights`: False reads the config only. The model is on the meta device, with shapes and without
+    numbers, and has no tokenizer.
     """
     if device_map is not None and device != "auto":
         raise ValueError(f"device: got {str(device)!r} and a device_map; give only one of them")
@@ -161,7 +166,8 @@ def load_model(
     target = resolve_device(device)
     number_type = resolve_dtype(dtype, target)
     place = _locate(name, revision)._replace(allow_pickle=allow_pickle)
-    with explained(place, target), _quiet(), untracked():
+    parsing = nullcontext() if place.gguf is None else quick_gguf()
+    with explained(place, target), _quiet(), untracked(), parsing:
         folder = Path(place.source)
         if place.local:
             check_local(place)
@@ -185,6 +191,10 @@ def load_model(
         check_causal(config)
         if device_map is None:
             check_size(config, number_type, target, trust_remote_code)
+        if not weights:
+            model = empty_model(config, trust_remote_code).to(number_type)
+            outline = LoadedModel.of(model, name=place.shown, revision=place.revision)
+            return dataclasses.replace(outline, device=target.type)
         tokenizer = _load_tokenizer(place, config, options)
         if place.gguf is not None and hasattr(transformers, "GgufConfig"):
             # Otherwise some weights stay packed, and kernels for them are fetched from the hub.
@@ -204,6 +214,11 @@ def load_model(
         check_complete(report)
     model.eval().requires_grad_(False)
     return LoadedModel.of(model, tokenizer=tokenizer, name=place.shown, revision=place.revision)
+
+
+def shown_name(name: str | os.PathLike[str]) -> str:
+    """How results call a model: its hub id, or the last part of its path. Nothing is opened."""
+    return _locate(name, None).shown
 
 
 def as_loaded(model: AnyModel, *, tokenizer: Any = None, **load_options: Any) -> LoadedModel:

@@ -67,8 +67,7 @@ def check_size(
     """Refuse what cannot fit before loading it: out of memory on a CPU may kill the process."""
     if getattr(config, "quantization_config", None) is not None:
         return  # quantized weights have other sizes
-    with init_empty_weights(include_buffers=True):
-        empty = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    empty = empty_model(config, trust_remote_code)
     need = sum(weight.numel() for weight in empty.parameters()) * dtype.itemsize
     need += sum(buffer.numel() * buffer.element_size() for buffer in empty.buffers())
     free = free_memory(device)
@@ -77,6 +76,12 @@ def check_size(
             f"needs {need / 2**30:,.1f} GiB for its weights, and {free / 2**30:,.1f} GiB are free "
             f'on {device}; try dtype="bfloat16" or device_map="auto"'
         )
+
+
+def empty_model(config: Any, trust_remote_code: bool) -> Any:
+    """The model of a config on the meta device: shapes, no numbers."""
+    with init_empty_weights(include_buffers=True):
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
 
 
 def files_of(place: Place) -> list[str]:

@@ -39,6 +39,7 @@ def run_probe(
 
     `options` are the fields of the request and the options that load the model.
     """
+    from llmprobe.probes.plans import plan_probe
     from llmprobe.probes.probe import start
 
     asked = request(**{f.name: options.pop(f.name) for f in fields(request) if f.name in options})
@@ -46,15 +47,18 @@ def run_probe(
     target = output or default_folder(
         kind.tally.kind, model, vars(asked) | load, defaults=_defaults(request)
     )
-    if not dry_run:
-        check_place(target)
-        check_drawing()
-    is_main = join_processes()
-    run = start(kind, model, asked, output=None if dry_run else target, overwrite=overwrite, **load)
-    if is_main:
-        _show_plan(run, target, dry_run=dry_run, quiet=quiet)
+    place: Any = {"output": target, "overwrite": overwrite}
     if dry_run:
+        plan = plan_probe(kind, model, asked, **place, **load)
+        say(f"{model}: {plan.describe()}")
+        say(f"folder: {target} ({'it is there' if target.exists() else 'new'})")
         return
+    check_place(target)
+    check_drawing()
+    is_main = join_processes()
+    run = start(kind, model, asked, **place, **load)
+    if is_main and not quiet:
+        _show_plan(run, target)
     try:
         result = run.execute(progress=not quiet)
     except KeyboardInterrupt:
@@ -73,12 +77,10 @@ def _defaults(request: "type[Request]") -> dict[str, Any]:
     return shared | own
 
 
-def _show_plan(run: "ProbeRun", target: Path, *, dry_run: bool, quiet: bool) -> None:
-    if dry_run:
-        say(run.plan.describe())
-    elif not quiet and run.plan.n_tokens:
+def _show_plan(run: "ProbeRun", target: Path) -> None:
+    if run.plan.n_tokens:
         say(f"{run.probe.ready.loaded.name}: {run.plan.describe()}", err=True)
-    elif not quiet:
+    else:
         say(f"{target} was finished before; --overwrite probes again", err=True)
 
 

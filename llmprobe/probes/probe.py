@@ -23,10 +23,12 @@ from llmprobe.base.machine import evaluating, memory_kept
 from llmprobe.base.progress import Progress, reporting
 from llmprobe.capture.loading import AnyModel, LoadedModel, as_loaded
 from llmprobe.errors import CheckpointError, OutOfMemoryError
+from llmprobe.probes.before import check_asked
 from llmprobe.probes.joining import join_evidence
 from llmprobe.probes.request import Prepared, Request
 from llmprobe.probes.sweeps import Piece, Sweep, SweepPlan
 from llmprobe.probes.tallies import Evidence, Tally, at_length, configuration_of
+from llmprobe.probes.texts import read_text
 from llmprobe.results.base import Also, Result
 from llmprobe.runs.checkpoints import check_same
 from llmprobe.runs.folder import (
@@ -114,13 +116,17 @@ def start(
     overwrite: bool = False,
     **load: Unpack[LoadOptions],
 ) -> "ProbeRun":
-    """Check, load, prepare and plan; the folder is looked at before the model is loaded."""
+    """Check, load, prepare and plan; what can be refused before the model is loaded, is."""
     asked = asked.for_model(model)
     asked.check()
     named = str(model) if isinstance(model, str | Path) else type(model).__name__
     told = {"probe": kind.tally.kind, "model": named, "output": output, "overwrite": overwrite}
     agree_on(told | vars(asked) | load)
     folder = None if output is None else check_probe(output, overwrite=overwrite)
+    if asked.text is not None:
+        read_text(asked.text)
+    if folder is not None and not overwrite:
+        check_asked(folder, kind.tally.kind, model, asked)
     probe = kind(as_loaded(model, tokenizer=tokenizer, **load), asked)
     return _open(probe, folder, overwrite=overwrite)
 

@@ -138,11 +138,7 @@ def prepare(loaded: LoadedModel, asked: Request, *, chunk: int | None = None) ->
 
 def _prepare(loaded: LoadedModel, asked: Request, chunk: int | None) -> Prepared:
     wanted = parse_lengths(asked.lengths)
-    if loaded.learned_positions is not None and max(wanted) > loaded.learned_positions:
-        raise ValueError(
-            f"lengths: {max(wanted)} is beyond the {loaded.learned_positions} positions that "
-            f"{loaded.name} has learned; use lengths up to {loaded.learned_positions}"
-        )
+    check_positions(loaded, wanted)
     chosen = choose_layers(attention_layers(loaded.model), asked.layers)
     text = _read(asked)
     prompt_set = make_prompts(
@@ -167,14 +163,13 @@ def _prepare(loaded: LoadedModel, asked: Request, chunk: int | None) -> Prepared
     )
     if chunk is not None and not chunks_agree(loaded.model, prompt_set, chosen):
         raise ValueError(f"chunk: {loaded.name} gives other numbers in chunks; leave chunk out")
-    default = _CPU_BATCH_TOKENS if loaded.device == "cpu" else _GPU_BATCH_TOKENS
     plan = plan_sweep(
         loaded.model,
         chosen,
         wanted,
         n_prompts=asked.n_prompts,
         one_pass=agree,
-        batch_tokens=default if asked.batch_tokens is None else asked.batch_tokens,
+        batch_tokens=batch_tokens(loaded, asked),
         chunk=chunk,
     )
     return Prepared(
@@ -197,6 +192,21 @@ def _prepare(loaded: LoadedModel, asked: Request, chunk: int | None) -> Prepared
         ),
         text_hash=None if text is None else hashlib.sha256(text.encode()).hexdigest(),
     )
+
+
+def check_positions(loaded: LoadedModel, lengths: Sequence[int]) -> None:
+    """Refuse lengths beyond a learned table of positions."""
+    if loaded.learned_positions is not None and max(lengths) > loaded.learned_positions:
+        raise ValueError(
+            f"lengths: {max(lengths)} is beyond the {loaded.learned_positions} positions that "
+            f"{loaded.name} has learned; use lengths up to {loaded.learned_positions}"
+        )
+
+
+def batch_tokens(loaded: LoadedModel, asked: Request) -> int:
+    """Tokens in one forward: the given number, or what suits the device."""
+    default = _CPU_BATCH_TOKENS if loaded.device == "cpu" else _GPU_BATCH_TOKENS
+    return default if asked.batch_tokens is None else asked.batch_tokens
 
 
 def _read(asked: Request) -> str | None:

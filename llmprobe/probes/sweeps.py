@@ -135,12 +135,14 @@ def plan_sweep(
     one_pass: bool,
     batch_tokens: int,
     chunk: int | None,
+    every: Sequence[AttentionLayer] | None = None,
+    device: torch.device | None = None,
 ) -> SweepPlan:
-    """Predict tokens, arithmetic, time and memory before anything runs."""
+    """Predict what a sweep takes; `every` layer and the `device` tell it without weights."""
     runs = [max(lengths)] if one_pass else list(lengths)
     weights, widest = _weights_before(model, layers[-1])
     deepest = layers[-1]
-    n_whole = sum(layer.layer < deepest.layer for layer in attention_layers(model))
+    n_whole = sum(layer.layer < deepest.layer for layer in every or attention_layers(model))
     flops = 0.0
     for run in runs:
         # Causal attention computes half the square; in the deepest layer only single rows.
@@ -151,7 +153,7 @@ def plan_sweep(
     )
     embedding = next(model.parameters())
     token_bytes = embedding.element_size() * (8 * deepest.hidden_size + 3 * widest)
-    rate = matmul_rate(input_device(model), embedding.dtype)
+    rate = matmul_rate(device or input_device(model), embedding.dtype)
     return SweepPlan(
         lengths=tuple(lengths),
         n_prompts=n_prompts,

@@ -58,6 +58,16 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         ) from None
 
 
+def read_facts(path: Path) -> dict[str, Any]:
+    """The facts alone, without the tensors and unchecked; nothing where they cannot be read."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            facts = json.loads((file.metadata() or {})["llmprobe"])
+    except (SafetensorError, OSError, KeyError, ValueError, RecursionError):
+        return {}
+    return facts if isinstance(facts, dict) else {}
+
+
 def _checksum(tensors: Mapping[str, Tensor], facts: str) -> str:
     """Of everything in a checkpoint."""
     sha = hashlib.sha256(facts.encode())

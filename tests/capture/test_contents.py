@@ -6,11 +6,14 @@ import os
 import struct
 import time
 
+import gguf
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from saved_models import refusal
 
+from llmprobe.capture.contents import quick_gguf
 from llmprobe.capture.loading import load_model
 
 
@@ -184,3 +187,22 @@ def test_weights_of_another_kind_of_number_are_named(llama, dtype):
     text = refusal(llama)
     assert name in text
     assert str(dtype).removeprefix("torch.") in text
+
+
+def test_gguf_files_are_parsed_as_plain_arrays_to_the_same_contents(tmp_path):
+    path = tmp_path / "x.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_token_list(["a", "bc", "é"])
+    writer.add_tensor("w", np.arange(6, dtype=np.float32).reshape(2, 3))
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file):
+        write()
+    writer.write_tensors_to_file()
+    writer.close()
+    mapped = gguf.GGUFReader(path)
+    with quick_gguf():
+        plain = gguf.GGUFReader(path)
+    assert gguf.GGUFReader is type(mapped)
+    assert type(plain.tensors[0].data) is np.ndarray
+    np.testing.assert_array_equal(plain.tensors[0].data, mapped.tensors[0].data)
+    contents = [{n: f.contents() for n, f in x.fields.items()} for x in (plain, mapped)]
+    assert contents[0] == contents[1]
