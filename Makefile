@@ -52,7 +52,7 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# The peers have an environment of their own: nothing here depends on them.
+# The peers have their own environment: nothing here depends on them.
 # SMOLLM2=FILE.gguf measures that model in place of random weights of its shape.
 $(PEERS): pyproject.toml constraints.txt benchmarks/requirements.txt
 	$(PYTHON) -m venv .venv-peers

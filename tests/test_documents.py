@@ -291,10 +291,11 @@ def retired_in(text: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("name", [name for name in DOCUMENTS if name != "CHANGELOG.md"])
+@pytest.mark.parametrize("name", DOCUMENTS)
 def test_documents_are_in_plain_words(name):
     assert not retired_in(DOCUMENTS[name])
-    assert "refuted" not in DOCUMENTS[name]  # reversed, or undecided
+    if name != "CHANGELOG.md":  # history may name the old word
+        assert "refuted" not in DOCUMENTS[name]
 
 
 def test_docstrings_and_messages_are_in_plain_words():

@@ -141,31 +141,42 @@ def recipes(root: Path) -> str:
 @table
 def cost(root: Path) -> str:
     found = findings(root)
+    peers = ("hooks", "nnsight", "TransformerLens")
 
-    def line(work: str, other: str, *names: str) -> str:
-        ours = amount(found[names[0]]["ours"], found[names[0]]["unit"])
-        return f"{work} | {ours} | {other} | {', '.join(times(found[name]) for name in names)}"
+    def line(work: str, others: dict[str, str]) -> str:
+        first, *_ = (found[name] for name in others.values())
+        cells = []
+        for other, name in others.items():
+            ratio = found[name]["ratio"]
+            factor = times(ratio if found[name]["at_least"] else 1 / ratio)
+            cells.append(
+                f"{other} {amount(found[name]['theirs'], found[name]['unit'])} ({factor}×)"
+            )
+        return f"{work} | {amount(first['ours'], first['unit'])} | {', '.join(cells)}"
 
-    layer, every = (f"{x}: times as fast as " for x in ("1B, layer 0", "SmolLM2, all layers"))
-    rest = ("hooks, early stop", "nnsight, early stop", "TransformerLens, early stop")
-    memory, seconds = (f"rows, 8192 tokens: {x} over output_attentions" for x in ("memory", "time"))
-    peers = "hooks, nnsight, TransformerLens that stop early"
+    def early(shape: str) -> dict[str, str]:
+        return {peer: f"{shape}: times as fast as {peer}, early stop" for peer in peers}
+
+    layer_0 = early("1B, layer 0")
+    layer_0["TransformerLens, to 4,096 tokens,"] = layer_0.pop("TransformerLens")
+    rest = "8192 tokens: {} over output_attentions"
     lines = [
+        line("layer 0 at Llama-3.2-1B's shape, lengths 16..16384", layer_0),
+        line("all layers of SmolLM2-135M, lengths 16..2048", early("SmolLM2, all layers")),
         line(
-            "layer 0 at Llama-3.2-1B's shape, 16..16384 (TransformerLens: to 4,096)",
-            peers,
-            *(layer + x for x in rest),
+            "attention rows, 8,192 tokens: time",
+            {"`output_attentions`": f"rows, {rest.format('time')}"},
         ),
-        line("all layers of SmolLM2-135M, 16..2048", peers, *(every + x for x in rest)),
-        line("attention rows of 10 queries, 8,192 tokens", "`output_attentions`, time", seconds),
-        line("the same", "its memory", memory),
         line(
-            "one step of 32 seeds in the lab",
-            "a plain loop over seeds",
-            "training 32 seeds: times as fast as a plain loop",
+            "attention rows, 8,192 tokens: memory",
+            {"`output_attentions`": f"rows, {rest.format('memory')}"},
+        ),
+        line(
+            "the lab: the same steps of 32 seeds",
+            {"a plain loop": "training 32 seeds: times as fast as a plain loop"},
         ),
     ]
-    return rows("work| llmprobe|against| ratio", lines)
+    return rows("work| llmprobe|others, and how many times as much", lines)
 
 
 def findings(root: Path) -> dict[str, dict]:
@@ -181,9 +192,8 @@ def amount(value: float, unit: str) -> str:
     return f"{value:.2g} s" if value < 10 else f"{value:.0f} s"
 
 
-def times(finding: dict) -> str:
-    """The ratio; below 1 if it is a share of what the other needs."""
-    return f"{finding['ratio']:,.0f}" if finding["ratio"] >= 10 else f"{finding['ratio']:.2g}"
+def times(ratio: float) -> str:
+    return f"{ratio:,.0f}" if ratio >= 10 else f"{ratio:.2g}"
 
 
 @table
@@ -194,6 +204,6 @@ def bench(root: Path) -> str:
         lines.append(
             f"{finding['case']} | {finding['name']} | {amount(finding['ours'], finding['unit'])} | "
             f"{'–' if theirs is None else amount(theirs, finding['unit'])} | "
-            f"{times(finding)} | {finding['note']}"
+            f"{times(finding['ratio'])} | {finding['note']}"
         )
     return rows("case|measurement| llmprobe| other| ratio|notes", lines)
