@@ -72,7 +72,7 @@ def probe_loss(
     """Probe the loss of a model on text, by position and by context.
 
     `same_targets`: also measure the loss of so many last tokens of each prompt, given contexts of
-    every length; a length counts the targets, and BOS. The built-in model has a `text` of its own,
+    every length; a length counts the targets, and BOS. The built-in model has its own `text`,
     which was sampled from it; other models need a `text` or a `dataset`. The other arguments are
     those of `probe_variance`.
     """
@@ -140,7 +140,7 @@ class LossRequest(Request):
         return wanted
 
     def for_model(self, model: Any) -> Self:
-        """The built-in model has a text of its own."""
+        """The built-in model has its own text."""
         given = self.text is not None or self.dataset is not None
         if model != "builtin" or self.prompts != "text" or given:
             return self
