@@ -10,6 +10,7 @@
 (16, 64, 2048)
 """
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 
@@ -26,6 +27,8 @@ _MOST = 2**16
 """Lengths in one sweep."""
 _DIGITS = 100
 """Python reads no numbers of thousands of digits, and would not say what they were for."""
+_BUDGET = 1.5
+"""Tokens of the prompts that run alone, relative to the longest one; doubling lengths need 1."""
 _NUMBER = r"\d+k?"
 _RANGE = re.compile(rf"({_NUMBER})\.\.({_NUMBER})(?::(\d+))?")
 _LIST = re.compile(rf"{_NUMBER}(,{_NUMBER})*")
@@ -108,3 +111,45 @@ def spread(items: Sequence[int], n: int) -> list[int]:
     if len(items) <= n:
         return list(items)
     return [items[round(i * (len(items) - 1) / (n - 1))] for i in range(n)]
+
+
+def passes_of(
+    lengths: Sequence[int], prompts: Sequence[int], *, one_pass: bool, sizes: Sequence[int] | None
+) -> list[tuple[tuple[int, ...], list[int]]]:
+    """The lengths that each pass serves, and its prompts.
+
+    In one pass a prompt is as long as the longest length that it reaches. Prompts that are too
+    short for the longest one make a pass of their own, for the lengths that they reach.
+    """
+    served = [tuple(lengths[: at + 1]) if one_pass else (n,) for at, n in enumerate(lengths)]
+    if sizes is None:
+        return [(of_pass, list(prompts)) for of_pass in (served[-1:] if one_pass else served)]
+    found = []
+    for at, of_pass in enumerate(served):
+        end = lengths[at + 1] if one_pass and at + 1 < len(lengths) else math.inf
+        members = [i for i in prompts if lengths[at] <= sizes[i] < end]
+        found += [(of_pass, members)] if members else []
+    return found
+
+
+def lengths_to_check(lengths: Sequence[int], bounds: Sequence[int]) -> list[int]:
+    """The requested lengths to run alone: all but the longest, if that is cheap.
+
+    Else those next to the bounds, the shortest, the next to longest, and some in between.
+    """
+    *shorter, longest = sorted(set(lengths))
+    budget = _BUDGET * longest
+    if sum(shorter) <= budget:
+        return shorter
+    chosen = {shorter[0], shorter[-1]}
+    for bound in bounds:
+        below = [n for n in shorter if n < bound]
+        above = [n for n in shorter if n > bound]
+        if below and longest > bound:
+            chosen |= {below[-1], *above[:1], *(n for n in shorter if n == bound)}
+    # From the shortest, as that many of them cost little, spaced by factors of two.
+    for power in range(math.ceil(math.log2(longest))):
+        near = min(shorter, key=lambda n: abs(math.log(n / 2**power)))
+        if sum(chosen | {near}) <= budget:
+            chosen.add(near)
+    return sorted(chosen)

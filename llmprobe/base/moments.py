@@ -219,9 +219,7 @@ class Groups(Generic[A]):
         return self._join(self.parts)
 
     def without(self, group: int) -> A:
-        """All prompts but those of one group."""
-        if group not in self.parts:
-            raise ValueError(f"without: got group {group}, accepted: {sorted(self.parts)}")
+        """All prompts but those of one group, which may have none."""
         return self._join(set(self.parts) - {group})
 
     def sizes(self) -> dict[int, int]:
@@ -247,6 +245,9 @@ class Groups(Generic[A]):
 
     def _join(self, groups: Any) -> A:
         total = self.make()
+        some = next(iter(self.parts.values()), None)
+        if some is not None and some.shape is not None:  # no group is zero prompts of this shape
+            total._open(some.shape, some.nonfinite.device)
         # In a fixed order, so that the same groups give the same bits wherever they came from.
         for group in sorted(groups):
             total.merge(self.parts[group])

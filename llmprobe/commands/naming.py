@@ -52,7 +52,8 @@ def _spelled(name: str, value: Any) -> str:
     """A setting in one spelling, however it was written."""
     if name.endswith("lengths") and value is not None:
         return _lengths(str(value))
-    return _name(value) if isinstance(value, Path) else str(value).replace(" ", "")
+    is_place = isinstance(value, Path) or name == "prompts"
+    return _name(value) if is_place else str(value).replace(" ", "")
 
 
 def _lengths(text: str) -> str:

@@ -149,8 +149,24 @@ Prompts = Annotated[
             "unigram",
             "text",
             "dictionary",
-            text="unigram and text need --text or --dataset.",
+            text="unigram and text need --text or --dataset. Or your own: a .txt or .jsonl file "
+            "with one prompt per line.",
         ),
+        **_PROMPTS,
+    ),
+]
+Field = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help="Field of a .jsonl file that holds your own prompts.", **_PROMPTS
+    ),
+]
+ChatTemplate = Annotated[
+    bool,
+    typer.Option(
+        "--chat-template",
+        **FLAG,
+        help="Put your own prompts into the tokenizer's chat template.",
         **_PROMPTS,
     ),
 ]
@@ -197,6 +213,8 @@ Bos = Annotated[
 Seed = Annotated[int, typer.Option(metavar="N", help="Seed of the prompts.", **_PROMPTS)]
 PROMPTS: Group = {
     "prompts": (Prompts, "random"),
+    "field": (Field, None),
+    "chat_template": (ChatTemplate, False),
     "text": (Text, None),
     "dataset": (Dataset, None),
     "n_prompts": (NPrompts, 64),

@@ -29,9 +29,10 @@ from llmprobe.capture.outputs import capture_attention
 from llmprobe.capture.rows import Rows, capture_rows
 from llmprobe.errors import CaptureError
 from llmprobe.probes.probe import LoadOptions, Probe, start
+from llmprobe.probes.prompts import PromptSource
 from llmprobe.probes.request import DEFAULT_LENGTHS, Prepared, Request, prepare
 from llmprobe.probes.summaries import NOTHING_FINITE, by_series, few_prompts, left_out, rounded
-from llmprobe.probes.tallies import N_GROUPS, Evidence, Tally
+from llmprobe.probes.tallies import N_GROUPS, Evidence, Tally, kept_at_all
 from llmprobe.results.attention import AttentionResult
 
 _N_TOP = 16
@@ -51,7 +52,9 @@ def probe_attention(
     lengths: str | int | Sequence[int] = DEFAULT_LENGTHS,
     *,
     layers: LayerChoice = 0,
-    prompts: str = "random",
+    prompts: PromptSource = "random",
+    field: str | None = None,
+    chat_template: bool = False,
     text: str | Path | None = None,
     dataset: str | None = None,
     n_prompts: int = 64,
@@ -73,6 +76,8 @@ def probe_attention(
         lengths=lengths,
         layers=layers,
         prompts=prompts,
+        field=field,
+        chat_template=chat_template,
         text=text,
         dataset=dataset,
         n_prompts=n_prompts,
@@ -181,7 +186,7 @@ class AttentionProbe(Probe):
             row["head"] = np.arange(layer.n_heads)
             for name, values in row.items():
                 columns.setdefault(name, []).append(values)
-            parts = [tally.kept_of(number).movedim(0, 2) for tally in tallies]
+            parts = [values.movedim(0, 2) for values in kept_at_all(tallies, number)]
             top += list(torch.cat(parts).movedim(1, 0).numpy())  # (lengths, prompts, rank) a head
         series = {name: np.concatenate(values) for name, values in columns.items()}
         if not series["n_prompts"].any():

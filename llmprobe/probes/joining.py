@@ -34,6 +34,11 @@ def join_evidence(folders: Sequence[Path], tally: type[Tally]) -> Evidence:
     lengths = sorted({length for one in every for length in one.lengths})
     notes = dict.fromkeys(note for one in every for note in one.warnings)
     kind = Prompts.kinds.get(first.provenance.prompts)
+    if len(parts) > 1 and kind is not None and not kind.is_drawn:
+        raise ValueError(
+            f"merge: {kind.kind} prompts are the same for every seed, and would count twice; give "
+            "results of other lengths, or put all prompts into one file"
+        )
     if len(parts) > 1 and kind is not None and kind.shares_text:
         notes["prompts of different seeds may share text: they are windows of the same one"] = None
     return replace(

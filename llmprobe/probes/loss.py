@@ -33,7 +33,7 @@ from llmprobe.errors import CaptureError
 from llmprobe.probes.by_prompt import PromptTally, joined
 from llmprobe.probes.joining import join_evidence
 from llmprobe.probes.probe import LoadOptions, Probe, start
-from llmprobe.probes.prompts import Prompts
+from llmprobe.probes.prompts import Prompts, PromptSource
 from llmprobe.probes.request import DEFAULT_LENGTHS, Prepared, Request, check_count, prepare
 from llmprobe.probes.summaries import NOTHING_FINITE, few_prompts
 from llmprobe.probes.sweeps import Piece, Sweep, chunks_agree, plan_sweep
@@ -54,7 +54,9 @@ def probe_loss(
     model: AnyModel = "builtin",
     lengths: str | int | Sequence[int] = DEFAULT_LENGTHS,
     *,
-    prompts: str = "text",
+    prompts: PromptSource = "text",
+    field: str | None = None,
+    chat_template: bool = False,
     text: str | Path | None = None,
     dataset: str | None = None,
     n_prompts: int = 32,
@@ -79,6 +81,8 @@ def probe_loss(
     asked = LossRequest(
         lengths=lengths,
         prompts=prompts,
+        field=field,
+        chat_template=chat_template,
         text=text,
         dataset=dataset,
         n_prompts=n_prompts,
@@ -119,7 +123,7 @@ class LossRequest(Request):
     """The arguments of `probe_loss` that decide its numbers."""
 
     layers: LayerChoice = None
-    prompts: str = "text"
+    prompts: PromptSource = "text"
     n_prompts: int = 32
     same_targets: int | None = None
     chunk: int | None = None
@@ -161,6 +165,7 @@ class LossProbe(Probe):
     def __init__(self, loaded: LoadedModel, asked: LossRequest) -> None:
         self.same_targets = asked.same_targets
         self.ready = ready = _in_one_pass(prepare(loaded, asked, chunk=asked.chunk))
+        _check_sizes(ready)
         check_head(ready.model, ready.prompts.batch([0], max(ready.lengths)))
         self.may_chunk = cache(  # type: ignore[method-assign]  # asked once: it runs a few tokens
             lambda: chunks_agree(ready.model, ready.prompts, ready.layers)
@@ -280,6 +285,18 @@ class _Endings:
     def batch(self, indices: Sequence[int], length: int) -> Tensor:
         whole, n_head = self.prompts.batch(indices, self.longest), self.prompts.n_head
         return torch.cat([whole[:, :n_head], whole[:, self.longest - length + n_head :]], dim=1)
+
+
+def _check_sizes(ready: Prepared) -> None:
+    """Refuse prompts that are too short: positions of the same prompts are compared."""
+    longest, sizes = max(ready.lengths), ready.prompts.sizes or ()
+    short = [size for size in sizes if size < longest]
+    if short:
+        raise ValueError(
+            f"lengths: got {longest}, but {len(short)} of {len(sizes)} prompts are shorter, and "
+            f"the loss compares positions of the same prompts; use lengths up to {min(short)}, or "
+            "longer prompts"
+        )
 
 
 def _in_one_pass(ready: Prepared) -> Prepared:

@@ -12,6 +12,7 @@ from llmprobe.capture.discovery import choose_layers
 from llmprobe.capture.outlines import load_outline, outline_layers
 from llmprobe.probes.before import check_asked
 from llmprobe.probes.probe import LoadOptions, Probe, start
+from llmprobe.probes.prompts import OWN
 from llmprobe.probes.request import Request, batch_tokens, check_positions
 from llmprobe.probes.sweeps import SweepPlan, plan_sweep
 from llmprobe.probes.texts import read_text
@@ -27,7 +28,8 @@ def plan_probe(
     overwrite: bool = False,
     **load: Unpack[LoadOptions],
 ) -> SweepPlan:
-    """What `start` would plan. A model that does not declare its attention is loaded after all.
+    """What `start` would plan. A model that does not declare its attention is loaded after all,
+    and so is one whose tokenizer has to tell how long your own prompts are.
 
     That a model gives for short prompts what it gives for the beginnings of long ones is assumed.
     """
@@ -39,10 +41,10 @@ def plan_probe(
         check_asked(check_probe(output, overwrite=overwrite), kind.tally.kind, model, asked)
     outline = load_outline(model, **load)
     every = outline_layers(outline.model)
-    if every is None:
+    if every is None or asked.kind == OWN:
         return start(kind, model, asked, **load).plan
     check_positions(outline, lengths)
-    beginnings = asked.query == "free" and asked.prompts != "dictionary"
+    beginnings = asked.query == "free" and asked.kind != "dictionary"
     return plan_sweep(
         outline.model,
         choose_layers(every, asked.layers),

@@ -121,7 +121,7 @@ def start(
     asked.check()
     named = str(model) if isinstance(model, str | Path) else type(model).__name__
     told = {"probe": kind.tally.kind, "model": named, "output": output, "overwrite": overwrite}
-    agree_on(told | vars(asked) | load)
+    agree_on(told | asked.shown() | load)
     folder = None if output is None else check_probe(output, overwrite=overwrite)
     if asked.text is not None:
         read_text(asked.text)
@@ -161,19 +161,18 @@ class ProbeRun:
 
     def _evidence(self, pieces: Sequence[Piece], states: Sequence[State]) -> Evidence:
         probe, ready, plan = self.probe, self.probe.ready, self.plan
-        tallies: dict[int, Tally] = {}
-        for lengths in plan.passes():
+        tallies = {length: probe.tally(ready.layers) for length in plan.lengths}
+        for length, tally in tallies.items():
+            if self.before is not None:
+                tally.merge(self.before.tallies[length].state())
+        for lengths, _ in plan.passes() if plan.n_tokens else ():
             joined = probe.tally(ready.layers)
             for piece, state in zip(pieces, states, strict=True):
                 if piece.lengths == lengths:
                     joined.merge(state)
             new = joined.state()
             for index, length in enumerate(lengths):
-                tallies[length] = probe.tally(ready.layers)
-                if self.before is not None:
-                    tallies[length].merge(self.before.tallies[length].state())
-                if plan.n_tokens:
-                    tallies[length].merge(at_length(new, index))
+                tallies[length].merge(at_length(new, index))
         return Evidence(
             kind=probe.tally.kind,
             provenance=ready.provenance,

@@ -17,11 +17,12 @@ kind="text")`.
 import hashlib
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
@@ -29,12 +30,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from llmprobe.base.seeds import check_seed, numpy_generator
+from llmprobe.probes.texts import ROW_FILES
 
 _GOLDEN = (5**0.5 - 1) / 2
 """Its multiples modulo 1 are spread evenly, however many there are."""
 _CHUNK = 100_000
 """Characters that are tokenized at once: a tokenizer keeps far more than ids for each of them."""
 
+OWN = "own"
+"""The kind of prompts that are given and not drawn."""
+PromptSource: TypeAlias = Any
+"""A kind of prompts by name, a .txt or .jsonl file, a list of texts or of lists of tokens, or a
+`datasets.Dataset`."""
 Tokens = NDArray[np.int64]
 Draw = Callable[[int, np.random.Generator], Tokens]
 
@@ -53,6 +60,9 @@ class Material:
     text: str | None
     query: str
     """free, or fixed: every prompt ends in the same token."""
+    rows: Sequence[Any] = ()
+    """Prompts that were given as they are: texts, tokens or conversations."""
+    chat_template: bool = False
 
     @cached_property
     def left_out(self) -> Tokens:
@@ -72,6 +82,8 @@ class Prompts(ABC):
     needs_tokenizer: ClassVar[bool] = True
     takes_query: ClassVar[bool] = True
     """Whether all prompts may end in the same token."""
+    is_drawn: ClassVar[bool] = True
+    """Whether another seed gives other prompts."""
     shares_text: ClassVar[bool] = False
     """Whether prompts of different seeds may have the same text in them."""
 
@@ -90,6 +102,10 @@ class Prompts(ABC):
         """The last token of every prompt with a fixed query."""
         self.prefix_consistent = query is None
         """Whether the prompts of length N are the first N tokens of the longest ones."""
+        self.sizes: tuple[int, ...] | None = None
+        """Tokens of each prompt; None if all prompts have every length."""
+        self.longest_one = 0
+        """A prompt that has the longest length."""
         self.warnings: tuple[str, ...] = ()
         self._seed = material.seed
         bos = material.bos_token_id
@@ -130,6 +146,8 @@ class Prompts(ABC):
         for index in indices:
             if not 0 <= index < self.n_prompts:
                 raise ValueError(f"indices: got {index}, accepted: 0 to {self.n_prompts - 1}")
+            if self.sizes is not None and self.sizes[index] < length:
+                raise ValueError(f"length: got {length}, prompt {index} has {self.sizes[index]}")
         return length - n_added
 
     def answers(self, indices: Sequence[int], length: int) -> Tensor | None:
@@ -165,7 +183,7 @@ class UnigramPrompts(RandomPrompts, kind="unigram"):
     needs_text = needs_tokenizer = True
 
     def _drawing(self, material: Material) -> Draw:
-        return _by_frequency(self.kind, material, _tokens_of(material))
+        return by_frequency(self.kind, material, _tokens_of(material))
 
 
 class TextPrompts(Prompts, kind="text"):
@@ -178,7 +196,7 @@ class TextPrompts(Prompts, kind="text"):
 
     def __init__(self, material: Material) -> None:
         tokens = _tokens_of(material)
-        super().__init__(material, _by_frequency(self.kind, material, tokens))
+        super().__init__(material, by_frequency(self.kind, material, tokens))
         if len(tokens) < self.longest:
             raise ValueError(
                 f"text: has {len(tokens)} tokens, but the longest length is {self.longest}; "
@@ -210,10 +228,24 @@ class TextPrompts(Prompts, kind="text"):
             )
 
 
+def kind_of(source: PromptSource) -> str:
+    """The kind of prompts that a `prompts` argument asks for."""
+    if isinstance(source, str):
+        is_file = source.lower().endswith(ROW_FILES) or "/" in source or "\\" in source
+        return OWN if is_file and source not in Prompts.kinds else source
+    if not isinstance(source, Path) and not isinstance(source, Iterable):
+        raise ValueError(
+            f"prompts: got {type(source).__name__}, accepted: a kind, a .txt or .jsonl file, a "
+            "list of texts or of lists of tokens, a datasets.Dataset"
+        )
+    return OWN
+
+
 def check_kind(kind: str, query: str, *, has_text: bool) -> None:
     """Refuse what is no kind of prompts, or what it cannot be combined with, whatever the model."""
     if kind not in Prompts.kinds:
-        raise ValueError(f"prompts: got {kind!r}, accepted: {', '.join(Prompts.kinds)}")
+        drawn = ", ".join(name for name, other in Prompts.kinds.items() if other.is_drawn)
+        raise ValueError(f"prompts: got {kind!r}, accepted: {drawn}, or a .txt or .jsonl file")
     if query not in ("free", "fixed"):
         raise ValueError(f"query: got {query!r}, accepted: free, fixed")
     chosen = Prompts.kinds[kind]
@@ -238,12 +270,15 @@ def make_prompts(
     bos_token_id: int | None = None,
     text: str | None = None,
     query: str = "free",
+    rows: Sequence[Any] = (),
+    chat_template: bool = False,
 ) -> Prompts:
     """Prompts of one of the kinds in `Prompts.kinds`, for lengths up to the longest of these.
 
     With a `bos_token_id` every prompt begins with it, and it counts. With `query="fixed"` a prompt
     of N tokens is the first N − 1 of the free one and then a token that is the same for all prompts
-    and lengths, as in Proposition 1 of arXiv 2504.02827.
+    and lengths, as in Proposition 1 of arXiv 2504.02827. `rows` are the prompts themselves for the
+    kind "own": texts, lists of tokens, or conversations for the tokenizer's `chat_template`.
     """
     least = 1 if bos_token_id is None and query == "free" else 2
     check_kind(kind, query, has_text=bool(text))
@@ -269,6 +304,8 @@ def make_prompts(
             bos_token_id=bos_token_id,
             text=text,
             query=query,
+            rows=rows,
+            chat_template=chat_template,
         )
     )
     return made
@@ -279,7 +316,7 @@ def _check_ordinary(kind: str, n_ordinary: int) -> None:
         raise ValueError(f"prompts: {kind} finds no ordinary token to draw; use another text")
 
 
-def _by_frequency(kind: str, material: Material, tokens: Tokens) -> Draw:
+def by_frequency(kind: str, material: Material, tokens: Tokens) -> Draw:
     """Draws the ordinary ones of these tokens, as often as they occur."""
     counts = np.bincount(tokens, minlength=material.vocab_size)
     counts[material.left_out] = 0

@@ -25,7 +25,8 @@ from llmprobe.capture.discovery import (
 )
 from llmprobe.capture.editing import describe_edits
 from llmprobe.capture.loading import LoadedModel
-from llmprobe.probes.prompts import Prompts, check_kind, make_prompts
+from llmprobe.probes.own_prompts import OwnPrompts, hash_rows, rows_of
+from llmprobe.probes.prompts import OWN, Prompts, PromptSource, check_kind, kind_of, make_prompts
 from llmprobe.probes.sweeps import SweepPlan, chunks_agree, plan_sweep, prefixes_agree
 from llmprobe.probes.tallies import Part
 from llmprobe.probes.texts import check_name, read_dataset, read_text
@@ -45,7 +46,9 @@ class Request:
 
     lengths: str | int | Sequence[int] = DEFAULT_LENGTHS
     layers: LayerChoice = 0
-    prompts: str = "random"
+    prompts: PromptSource = "random"
+    field: str | None = None
+    chat_template: bool = False
     text: str | Path | None = None
     dataset: str | None = None
     n_prompts: int = 64
@@ -63,7 +66,15 @@ class Request:
             check_name(self.dataset)
         if self.text is not None and self.dataset is not None:
             raise ValueError("text and dataset: got both; give only one of them")
-        check_kind(self.prompts, self.query, has_text=bool(self.text or self.dataset))
+        check_kind(self.kind, self.query, has_text=bool(self.text or self.dataset))
+        if isinstance(self.prompts, str) and self.prompts == OWN:
+            raise ValueError("prompts: got 'own'; give the prompts, as a file or a list of texts")
+        for name in ("field", "chat_template"):
+            given = getattr(self, name)
+            if given not in (None, False) and self.kind != OWN:
+                raise ValueError(
+                    f"{name}: got {given!r}, but {self.kind} prompts have none; leave it out"
+                )
         if self.bos not in BOS:
             raise ValueError(f"bos: got {self.bos!r}, accepted: {', '.join(BOS)}")
         check_seed(self.seed)
@@ -75,10 +86,21 @@ class Request:
         """The same with the defaults that depend on the model, as it was given."""
         return self
 
+    @property
+    def kind(self) -> str:
+        """The kind of prompts."""
+        return kind_of(self.prompts)
+
+    def shown(self) -> dict[str, Any]:
+        """The arguments by name, with the kind of the prompts instead of their content."""
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        if self.kind != OWN:  # then they are no arguments
+            del given["field"], given["chat_template"]
+        return given | {"prompts": self.kind}
+
     def record(self, lengths: tuple[int, ...], layers: Sequence[AttentionLayer]) -> dict[str, Any]:
         """The arguments as a result keeps them: what was meant, however it was written."""
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
-        return given | {
+        return self.shown() | {
             "lengths": lengths,
             "layers": [layer.layer for layer in layers],
             "text": _name(self.text),
@@ -104,7 +126,7 @@ class Prepared:
     warnings: tuple[str, ...]
     provenance: Provenance
     text_hash: str | None
-    """Of the text that prompts are made of; its file's name alone would not tell."""
+    """Of the text that prompts are made of, or of all own prompts; a file's name would not tell."""
 
     @property
     def model(self) -> nn.Module:
@@ -140,24 +162,27 @@ def _prepare(loaded: LoadedModel, asked: Request, chunk: int | None) -> Prepared
     wanted = parse_lengths(asked.lengths)
     check_positions(loaded, wanted)
     chosen = choose_layers(attention_layers(loaded.model), asked.layers)
-    text = _read(asked)
+    text, rows = _read(asked), _rows(asked)
+    n_prompts = min(asked.n_prompts, len(rows)) if rows else asked.n_prompts
     prompt_set = make_prompts(
-        asked.prompts,
-        n_prompts=asked.n_prompts,
+        asked.kind,
+        n_prompts=n_prompts,
         lengths=wanted,
         seed=asked.seed,
         tokenizer=loaded.tokenizer,
         # Rows of the embedding beyond the tokenizer are padding that no training has touched.
         vocab_size=min(loaded.vocab_size, len(loaded.tokenizer or range(loaded.vocab_size))),
-        bos_token_id=_bos(asked.bos, loaded),
+        bos_token_id=_bos(asked, loaded, rows),
         text=text,
         query=asked.query,
+        rows=rows,
+        chat_template=asked.chat_template,
     )
-    first = prompt_set.batch([0], max(wanted))
-    if all(first.equal(prompt_set.batch([i], max(wanted))) for i in range(1, asked.n_prompts)):
-        raise ValueError(
-            f"prompts: all {asked.n_prompts} are the same, so nothing varies; use other ones"
-        )
+    if isinstance(prompt_set, OwnPrompts):
+        prompt_set.check_lengths(wanted)
+        if len(rows) > n_prompts:
+            prompt_set.warnings += (f"the first {n_prompts} of {len(rows)} prompts are used",)
+    _check_different(prompt_set)
     agree = len(wanted) == 1 or (
         prompt_set.prefix_consistent and prefixes_agree(loaded.model, prompt_set, wanted, chosen)
     )
@@ -167,10 +192,11 @@ def _prepare(loaded: LoadedModel, asked: Request, chunk: int | None) -> Prepared
         loaded.model,
         chosen,
         wanted,
-        n_prompts=asked.n_prompts,
+        n_prompts=n_prompts,
         one_pass=agree,
         batch_tokens=batch_tokens(loaded, asked),
         chunk=chunk,
+        sizes=prompt_set.sizes,
     )
     return Prepared(
         loaded=loaded,
@@ -185,12 +211,12 @@ def _prepare(loaded: LoadedModel, asked: Request, chunk: int | None) -> Prepared
             dtype=loaded.dtype,
             device=loaded.device,
             attention=loaded.attention,
-            prompts=asked.prompts,
+            prompts=asked.kind,
             prompts_hash=prompt_set.digest(),
             seed=asked.seed,
-            arguments=asked.record(wanted, chosen),
+            arguments=asked.record(wanted, chosen) | {"n_prompts": n_prompts},
         ),
-        text_hash=None if text is None else hashlib.sha256(text.encode()).hexdigest(),
+        text_hash=_hash(text, rows),
     )
 
 
@@ -215,6 +241,27 @@ def _read(asked: Request) -> str | None:
     return read_dataset(asked.dataset) if asked.dataset else None
 
 
+def _rows(asked: Request) -> list[Any]:
+    return rows_of(asked.prompts, asked.field) if asked.kind == OWN else []
+
+
+def _hash(text: str | None, rows: Sequence[Any]) -> str | None:
+    if rows:
+        return hash_rows(rows)
+    return None if text is None else hashlib.sha256(text.encode()).hexdigest()
+
+
+def _check_different(prompts: Prompts) -> None:
+    """Refuse prompts that are all the same."""
+    every, longest = range(prompts.n_prompts), prompts.longest
+    have = [i for i in every if prompts.sizes is None or prompts.sizes[i] >= longest]
+    first = prompts.batch(have[:1], longest)
+    if all(first.equal(prompts.batch([i], longest)) for i in have[1:]):
+        raise ValueError(
+            f"prompts: all {len(have)} are the same, so nothing varies; use other ones"
+        )
+
+
 def _name(source: str | Path | None) -> str | None:
     """Of a file its last part alone, of a folder nothing: it may be called after its user.
 
@@ -231,8 +278,11 @@ def _name(source: str | Path | None) -> str | None:
     return text
 
 
-def _bos(bos: str, loaded: LoadedModel) -> int | None:
-    if bos == "no" or (bos == "auto" and not loaded.adds_bos):
+def _bos(asked: Request, loaded: LoadedModel, rows: Sequence[Any]) -> int | None:
+    """The token to begin with. Own tokens and chat templates have it if they want it."""
+    by_itself = loaded.adds_bos and not asked.chat_template
+    by_itself = by_itself and all(isinstance(row, str) for row in rows)
+    if asked.bos == "no" or (asked.bos == "auto" and not by_itself):
         return None
     if loaded.bos_token_id is None:
         raise ValueError(f'bos: {loaded.name} has no BOS token; use bos="no"')

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
 
+from llmprobe.base.lengths import lengths_to_check, passes_of
 from llmprobe.base.machine import free_memory, is_out_of_memory, matmul_rate
 from llmprobe.capture.discovery import AttentionLayer, attention_layers, input_device
 from llmprobe.capture.outputs import capture_attention
@@ -32,8 +33,6 @@ _LEAST_TOKENS = 4096
 """In a forward, before batches are made smaller so that there are pieces for several processes."""
 _EFFICIENCY = 0.4
 """Share of the matmul rate that a forward reaches, for the estimate of time."""
-_BUDGET = 1.5
-"""Tokens of the prompts that run alone, relative to the longest one; doubling lengths need 1."""
 _DEEP = 512
 """Tokens of a prompt of which all layers are compared, whatever the config names."""
 _N_IN_CHUNKS = 100
@@ -82,30 +81,31 @@ class SweepPlan:
     """Of a token in a forward, besides the weights."""
     memory: int
     """Bytes besides the weights, in the largest forward."""
+    sizes: tuple[int, ...] | None = None
+    """Tokens of each prompt; None if all prompts have every length."""
     first: int = 0
     """Prompts before this one have been seen already."""
 
     def after(self, first: int) -> "SweepPlan":
         """What is left to do once the first prompts have been seen."""
-        share = (self.n_prompts - first) / self.n_prompts
+        left = replace(self, first=first)
+        n_tokens = sum(lengths[-1] * len(prompts) for lengths, prompts in left.passes())
+        share = n_tokens / self.n_tokens
         return replace(
-            self,
-            first=first,
-            n_tokens=round(self.n_tokens * share),
-            flops=self.flops * share,
-            seconds=self.seconds * share,
+            left, n_tokens=n_tokens, flops=self.flops * share, seconds=self.seconds * share
         )
 
-    def passes(self) -> list[tuple[int, ...]]:
-        """The lengths that each pass serves; the last one is how long its prompts are."""
-        return [self.lengths] if self.one_pass else [(length,) for length in self.lengths]
+    def passes(self) -> list[tuple[tuple[int, ...], list[int]]]:
+        """The lengths that each pass serves, and its prompts, which are as long as the last one."""
+        every = range(self.first, self.n_prompts)
+        return passes_of(self.lengths, every, one_pass=self.one_pass, sizes=self.sizes)
 
     def pieces(self) -> list[Piece]:
         """All of the work, the same whoever does it: up to as many pieces in a pass as groups."""
-        # By groups, so that a batch touches few of them.
-        order = sorted(range(self.first, self.n_prompts), key=lambda i: (i % N_GROUPS, i))
         pieces = []
-        for lengths in self.passes():
+        for lengths, prompts in self.passes():
+            # By groups, so that a batch touches few of them.
+            order = sorted(prompts, key=lambda i: (i % N_GROUPS, i))
             size = _batch_size(self.batch_tokens, lengths[-1], len(order))
             batches = [tuple(order[at : at + size]) for at in range(0, len(order), size)]
             n_pieces = min(N_GROUPS, len(batches))
@@ -135,22 +135,22 @@ def plan_sweep(
     one_pass: bool,
     batch_tokens: int,
     chunk: int | None,
+    sizes: tuple[int, ...] | None = None,
     every: Sequence[AttentionLayer] | None = None,
     device: torch.device | None = None,
 ) -> SweepPlan:
     """Predict what a sweep takes; `every` layer and the `device` tell it without weights."""
-    runs = [max(lengths)] if one_pass else list(lengths)
+    passes = passes_of(lengths, range(n_prompts), one_pass=one_pass, sizes=sizes)
+    runs = [(of_pass[-1], len(prompts)) for of_pass, prompts in passes]
     weights, widest = _weights_before(model, layers[-1])
     deepest = layers[-1]
     n_whole = sum(layer.layer < deepest.layer for layer in every or attention_layers(model))
     flops = 0.0
-    for run in runs:
+    for run, n in runs:
         # Causal attention computes half the square; in the deepest layer only single rows.
         square = 2 * run**2 * deepest.n_heads * deepest.head_size * n_whole
-        flops += n_prompts * (2 * weights * run + square)
-    in_flight = max(
-        _batch_size(batch_tokens, run, n_prompts) * min(run, chunk or run) for run in runs
-    )
+        flops += n * (2 * weights * run + square)
+    in_flight = max(_batch_size(batch_tokens, run, n) * min(run, chunk or run) for run, n in runs)
     embedding = next(model.parameters())
     token_bytes = embedding.element_size() * (8 * deepest.hidden_size + 3 * widest)
     rate = matmul_rate(device or input_device(model), embedding.dtype)
@@ -160,11 +160,12 @@ def plan_sweep(
         one_pass=one_pass,
         batch_tokens=batch_tokens,
         chunk=chunk,
-        n_tokens=n_prompts * sum(runs),
+        n_tokens=sum(run * n for run, n in runs),
         flops=flops,
         seconds=flops / rate / _EFFICIENCY,
         token_bytes=token_bytes,
         memory=in_flight * token_bytes,
+        sizes=sizes,
     )
 
 
@@ -295,29 +296,6 @@ def thresholds(model: nn.Module) -> list[int]:
     return sorted({n for n in _counts(facts) if n > 0})
 
 
-def lengths_to_check(lengths: Sequence[int], bounds: Sequence[int]) -> list[int]:
-    """The requested lengths to run alone: all but the longest, if that is cheap.
-
-    Else those next to the bounds, the shortest, the next to longest, and some in between.
-    """
-    *shorter, longest = sorted(set(lengths))
-    budget = _BUDGET * longest
-    if sum(shorter) <= budget:
-        return shorter
-    chosen = {shorter[0], shorter[-1]}
-    for bound in bounds:
-        below = [n for n in shorter if n < bound]
-        above = [n for n in shorter if n > bound]
-        if below and longest > bound:
-            chosen |= {below[-1], *above[:1], *(n for n in shorter if n == bound)}
-    # From the shortest, as that many of them cost little, spaced by factors of two.
-    for power in range(math.ceil(math.log2(longest))):
-        near = min(shorter, key=lambda n: abs(math.log(n / 2**power)))
-        if sum(chosen | {near}) <= budget:
-            chosen.add(near)
-    return sorted(chosen)
-
-
 def _counts(facts: Mapping[str, Any], *, all_names: bool = False) -> Iterator[int]:
     for name, value in facts.items():
         if isinstance(value, Mapping):
@@ -370,7 +348,7 @@ def _heads(
     positions: list[int],
     chunk: int | None = None,
 ) -> list[Tensor]:
-    """Head outputs of the first prompt, by layer: (1, positions, heads, head size)."""
+    """Head outputs of one prompt, by layer: (1, positions, heads, head size)."""
     numbers = [layer.layer for layer in layers]
 
     def observe(wanted: list[int]) -> Any:
@@ -379,7 +357,7 @@ def _heads(
         )
 
     with torch.inference_mode():
-        tokens = prompts.batch([0], length).to(input_device(model))
+        tokens = prompts.batch([prompts.longest_one], length).to(input_device(model))
         parts = _forward(model, tokens, positions, chunk, observe)
     return [torch.cat([part[n] for part in parts], dim=1).float() for n in numbers]
 
@@ -397,7 +375,7 @@ def forget_lengths(model: nn.Module, prompts: Prompts) -> None:
     """A short prompt makes dynamic scaling of positions forget the longer ones before it."""
     with torch.inference_mode():
         # Two tokens: attention that answers for the last one alone needs one to look at.
-        tokens = prompts.batch([0], prompts.longest)[:, :2]
+        tokens = prompts.batch([prompts.longest_one], prompts.longest)[:, :2]
         model(tokens.to(input_device(model)), **_options(model))
 
 

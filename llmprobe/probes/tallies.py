@@ -13,7 +13,7 @@ to the result, so prompts can be added, and results of other seeds or lengths ca
 as if one run had seen everything. No model is needed for that.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -100,6 +100,17 @@ class Tally:
             ):
                 if first + int(prompt) < self.n_kept:
                     self.kept[layer][first + int(prompt)] = torch.from_numpy(np.array(value))
+
+
+def kept_at_all(tallies: Iterable[Tally], layer: int) -> list[Tensor]:
+    """Of each tally (prompts, ...): the same prompts in all, NaN where a prompt was left out."""
+    by_length = [tally.kept[layer] for tally in tallies]
+    some = {prompt: value for kept in by_length for prompt, value in kept.items()}
+    nothing = torch.full_like(next(iter(some.values())), torch.nan)
+    return [
+        torch.stack([kept.get(prompt, nothing) for prompt in sorted(some)]).cpu()
+        for kept in by_length
+    ]
 
 
 def at_length(state: State, index: int) -> State:

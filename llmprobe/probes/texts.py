@@ -1,6 +1,7 @@
-"""Texts to make prompts of: a file, or a data set that `datasets` loads."""
+"""Texts to make prompts of: a file, a data set that `datasets` loads, or rows of prompts."""
 
 import glob
+import json
 import logging
 import os
 import re
@@ -21,28 +22,51 @@ MOST_TEXT_BYTES = 2**27
 """Of a text file: more than any number of prompts uses, and a minute to turn into tokens."""
 BUILTIN_TEXT = "builtin"
 """Names the text that ships next to the built-in model, which was sampled from it."""
+ROW_FILES = (".txt", ".jsonl")
+"""Files that hold one prompt a line."""
 _PIECE = 2**20
 _FORMATS = {".txt": "text", ".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
 
 
-def read_text(path: str | os.PathLike[str]) -> str:
-    """A text file in UTF-8, or the one that ships as `builtin`."""
-    file = as_path("text", path)
+def read_text(path: str | os.PathLike[str], *, name: str = "text") -> str:
+    """A text file in UTF-8, or the one that ships as `builtin`; errors speak of `name`."""
+    file, shown = as_path(name, path), f"{name}: {str(path)!r}"
     if str(path) == BUILTIN_TEXT and not file.exists():
         file = BUILTIN / "text.txt"
     if not file.exists():
-        raise FileNotFoundError(f"text: {str(path)!r} does not exist; check the path")
+        raise FileNotFoundError(f"{shown} does not exist; check the path")
     if file.is_dir():
-        raise IsADirectoryError(f"text: {str(path)!r} is a folder; give a file")
+        raise IsADirectoryError(f"{shown} is a folder; give a file")
     if not file.is_file():
-        raise ValueError(f"text: {str(path)!r} is a device, which may have no end; give a file")
+        raise ValueError(f"{shown} is a device, which may have no end; give a file")
     try:
-        text = _read_bounded(file, str(path)).decode("utf-8-sig")
+        text = _read_bounded(file, shown).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"text: {str(path)!r} is not UTF-8 ({error}); convert it") from None
+        raise ValueError(f"{shown} is not UTF-8 ({error}); convert it") from None
     if not text.strip():
-        raise ValueError(f"text: {str(path)!r} is empty; give a file with text")
+        raise ValueError(f"{shown} is empty; give a file with text")
     return text
+
+
+def read_rows(path: str | os.PathLike[str]) -> list[Any]:
+    """Prompts from a file: the lines of a .txt, or the JSON values in those of a .jsonl file."""
+    suffix = as_path("prompts", path).suffix.lower()
+    if suffix not in ROW_FILES:
+        raise ValueError(f"prompts: {str(path)!r} is none of {', '.join(ROW_FILES)}; convert it")
+    # Only at line ends: splitlines would cut a prompt at other separators too.
+    lines = [line.rstrip("\r") for line in read_text(path, name="prompts").split("\n")]
+    if suffix == ".txt":
+        return [line for line in lines if line.strip()]
+    rows = []
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                rows.append(json.loads(line))
+            except (ValueError, RecursionError) as error:
+                raise ValueError(
+                    f"prompts: line {number} of {str(path)!r} is not JSON ({error}); correct it"
+                ) from None
+    return rows
 
 
 def _read_bounded(file: Path, shown: str) -> bytes:
@@ -52,10 +76,10 @@ def _read_bounded(file: Path, shown: str) -> bytes:
         while piece := source.read(_PIECE):
             size += len(piece)
             if b"\0" in piece:
-                raise ValueError(f"text: {shown!r} is not a text (it has NUL bytes); give another")
+                raise ValueError(f"{shown} is not a text (it has NUL bytes); give another")
             if size > MOST_TEXT_BYTES:
                 raise ValueError(
-                    f"text: {shown!r} has more than {MOST_TEXT_BYTES:,} bytes; give a part of it"
+                    f"{shown} has more than {MOST_TEXT_BYTES:,} bytes; give a part of it"
                 )
             pieces.append(piece)
     return b"".join(pieces)

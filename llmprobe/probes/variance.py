@@ -29,10 +29,11 @@ from llmprobe.capture.loading import AnyModel, LoadedModel
 from llmprobe.capture.outputs import AT, capture_attention
 from llmprobe.errors import CaptureError, OutOfMemoryError
 from llmprobe.probes.probe import LoadOptions, Probe, start
+from llmprobe.probes.prompts import PromptSource
 from llmprobe.probes.request import DEFAULT_LENGTHS, Request, check_count, prepare
 from llmprobe.probes.summaries import NOTHING_FINITE, by_series, few_prompts, left_out, rounded
 from llmprobe.probes.sweeps import Piece, Sweep, chunks_agree
-from llmprobe.probes.tallies import N_GROUPS, Evidence, Tally
+from llmprobe.probes.tallies import N_GROUPS, Evidence, Tally, kept_at_all
 from llmprobe.results.variance import VarianceResult
 
 _N_FEATURES = 5
@@ -47,7 +48,9 @@ def probe_variance(
     *,
     layers: LayerChoice = 0,
     at: str = "output",
-    prompts: str = "random",
+    prompts: PromptSource = "random",
+    field: str | None = None,
+    chat_template: bool = False,
     text: str | Path | None = None,
     dataset: str | None = None,
     n_prompts: int = 64,
@@ -70,9 +73,12 @@ def probe_variance(
     the attention contract. A name is loaded with `device`, `dtype`, `revision`,
     `attn_implementation` and the other options of `load_model`.
     `layers`, `at`: as in `capture_attention`. `prompts`: random, unigram, text or dictionary;
-    unigram and text want a `text` file or a `dataset`. `query="fixed"` ends every prompt in the
-    same token (Proposition 1). `component` is the feature of Figure 1, `reference` the length that
-    drifts are measured from, the shortest if None.
+    unigram and text want a `text` file or a `dataset`. Or your own: a .txt or .jsonl file with one
+    prompt a line, a list of texts or of lists of tokens, a `datasets.Dataset`; `field` names the
+    field that holds them, `chat_template` applies the tokenizer's. A prompt that is shorter than a
+    length is left out of it; the first `n_prompts` are used. `query="fixed"` ends every prompt in
+    the same token (Proposition 1). `component` is the feature of Figure 1, `reference` the length
+    that drifts are measured from, the shortest if None.
     With an `output` folder finished pieces are kept there and the result is saved. The same call
     resumes a run that was stopped; one with more `n_prompts` adds the missing prompts to a result.
     `progress`: True for a bar, or a function (what, done, total, note).
@@ -82,6 +88,8 @@ def probe_variance(
         layers=layers,
         at=at,
         prompts=prompts,
+        field=field,
+        chat_template=chat_template,
         text=text,
         dataset=dataset,
         n_prompts=n_prompts,
@@ -346,9 +354,8 @@ def _feature_values(evidence: Evidence, heads: bool) -> NDArray[np.float32]:
     """(kept series, lengths, features, prompts)"""
     kept: list[NDArray[np.float32]] = []
     for layer in evidence.layers:
-        parts = [
-            tally.kept_of(layer.layer).movedim(0, -1).numpy() for tally in evidence.tallies.values()
-        ]
+        every = kept_at_all(evidence.tallies.values(), layer.layer)
+        parts = [values.movedim(0, -1).numpy() for values in every]
         joined = np.concatenate(parts)  # (lengths, *heads, features, prompts)
         kept += list(np.moveaxis(joined, 1, 0)) if heads else [joined]
         if len(kept) >= _KEPT_SERIES:

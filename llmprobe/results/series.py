@@ -76,9 +76,11 @@ class SeriesResult(Result, kind=""):
     def headline(self) -> str:
         what = "layer" if (self.head < 0).all() else "head"
         n_series = f"{len(self.layer)} {what}{'s' * (len(self.layer) != 1)}"
+        few, many = self.n_prompts.min(), self.n_prompts.max()
+        n_prompts = f"{few}" if few == many else f"{few} to {many}"
         return (
             f"{self.kind} of {self.provenance.model}: {n_series}, "
-            f"lengths {min(self.lengths)}..{max(self.lengths)}, {self.n_prompts.min()} prompts"
+            f"lengths {min(self.lengths)}..{max(self.lengths)}, {n_prompts} prompts"
         )
 
     def command(self) -> str:

@@ -202,8 +202,10 @@ def test_groups_total_and_leave_one_out():
     kept = np.array(labels) != 3
     check_equal(groups.without(3), Moments().update(data[kept]))
     assert groups.sizes() == dict.fromkeys(range(8), 5)
-    with pytest.raises(ValueError, match="accepted"):
-        groups.without(8)
+    check_equal(groups.without(8), Moments().update(data))
+    alone = Groups(Moments).update(data[:3], [2, 2, 2]).without(2).summary()
+    assert alone.count.sum() == 0
+    assert np.isnan(alone.std).all()
     with pytest.raises(ValueError, match="2 group numbers for 3"):
         groups.update(data[:3], [0, 1])
 

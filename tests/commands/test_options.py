@@ -40,7 +40,7 @@ def options_of(name: str) -> dict[str, Any]:
     ("command", "option", "accepted"),
     [
         ("variance", "at", AT),
-        ("variance", "prompts", Prompts.kinds),
+        ("variance", "prompts", [n for n, kind in Prompts.kinds.items() if kind.is_drawn]),
         ("variance", "bos", BOS),
         ("train_synthetic", "task", TASKS),
         ("train_synthetic", "preset", TASKS["argmax"].presets),

@@ -11,8 +11,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, Phi3Config, Phi3ForCausa
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from llmprobe import probe_attention, probe_variance
+from llmprobe.base.lengths import lengths_to_check
 from llmprobe.probes import request
-from llmprobe.probes.sweeps import lengths_to_check, thresholds
+from llmprobe.probes.sweeps import thresholds
 
 ORIGINAL = 32
 """Positions that the tiny models pretend to be trained for, before scaling."""

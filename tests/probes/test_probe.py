@@ -6,6 +6,7 @@ import errno
 import pytest
 import torch
 from families import tiny
+from prompt_sets import ragged
 
 from llmprobe import load_model, load_result, probe_attention, probe_variance
 from llmprobe.base.processes import Process
@@ -20,6 +21,8 @@ BUILTIN = load_model("builtin")
 PROBES = {
     "variance": lambda **more: probe_variance(BUILTIN, at="heads", **OPTIONS | more),
     "attention": lambda **more: probe_attention(BUILTIN, **OPTIONS | more),
+    "own": lambda **more: probe_variance(BUILTIN, prompts=ragged(21), **OPTIONS | more),
+    "rows": lambda **more: probe_attention(BUILTIN, prompts=ragged(21), **OPTIONS | more),
 }
 every_probe = pytest.mark.parametrize("probe", PROBES.values(), ids=PROBES)
 RESULT = {"result.json", "arrays.npz", "evidence.safetensors"}

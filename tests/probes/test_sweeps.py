@@ -92,7 +92,8 @@ def test_pieces_have_every_prompt_of_every_pass_once(n_prompts, one_pass, batch_
     pieces = plan.pieces()
     assert len({piece.name for piece in pieces}) == len(pieces)
     assert sum(piece.n_tokens for piece in pieces) == plan.n_tokens
-    for lengths in plan.passes():
+    for lengths, prompts in plan.passes():
+        assert prompts == list(range(n_prompts))
         own = [piece for piece in pieces if piece.lengths == lengths]
         assert 1 <= len(own) <= 16
         batches = [batch for piece in own for batch in piece.batches]
@@ -213,8 +214,9 @@ def test_a_plan_counts_tokens_and_grows_with_what_is_asked():
 
     assert plan().n_tokens == 8 * 100
     assert plan(one_pass=False).n_tokens == 8 * sum(LENGTHS)
-    assert plan().passes() == [LENGTHS]
-    assert plan(one_pass=False).passes() == [(4,), (8,), (24,), (100,)]
+    assert [lengths for lengths, _ in plan().passes()] == [LENGTHS]
+    by_length = [lengths for lengths, _ in plan(one_pass=False).passes()]
+    assert by_length == [(4,), (8,), (24,), (100,)]
     assert plan(layers[:1]).flops < plan().flops < plan(n_prompts=16).flops
     assert plan(batch_tokens=100).memory < plan(batch_tokens=400).memory
     assert "one pass for all lengths" in plan().describe()

@@ -127,7 +127,11 @@ BAD_BY_NAME: dict[str, dict[str, str]] = {
         "poems": "random, unigram",
         "text": "give --text FILE",
         "unigram": "--dataset NAME",
+        "own": "give the prompts",
+        "nowhere.jsonl": "does not exist; check the path",
+        "{}/empty": "is none of .txt, .jsonl",
     },
+    "field": {"text": "random prompts have none"},
     "text": {
         "{}/nowhere.txt": "does not exist; check the path",
         "{}/empty": "is a folder; give a file",

@@ -66,4 +66,15 @@ def make(kind, **options):
         "vocab_size": len(TOKENIZER),
         "text": TEXT if kind in Prompts.kinds and Prompts.kinds[kind].needs_text else None,
     }
+    if kind == "own":
+        given["rows"] = [TOKENS[37 * i : 37 * i + 200] for i in range(9)]
     return make_prompts(kind, **{**given, **options})
+
+
+def ragged(n, *, longest=40, shortest=2, vocab_size=50):
+    """Lists of tokens: some are too short for most lengths, the first one too."""
+    generator = np.random.default_rng(0)
+    sizes = generator.integers(shortest, longest + 1, size=n)
+    sizes[[0, -1]] = 1 + shortest, longest
+    sizes[1:4] = longest
+    return [generator.integers(3, vocab_size, size=size).tolist() for size in sizes]
