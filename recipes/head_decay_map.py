@@ -65,6 +65,7 @@ def main(
     attention = probe_attention(loaded, size["lengths"], **options)
     attention.save(output / f"{NAME}_attention", overwrite=True)
     compare(attention)
+    print(*attention.remarks(), sep="\n")
 
 
 def compare(attention):

@@ -148,6 +148,20 @@ def _half_width(slope: Array, replicates: Array, sizes: NDArray[np.int64], level
     return special.stdtrit(n_groups - 1, (1 + level) / 2) * np.sqrt(variance)
 
 
+def log_interval(
+    values: Array, without: Array | None, sizes: Sequence[int], *, level: float = 0.95
+) -> tuple[Array, Array]:
+    """Ends of the interval of positive numbers, by a jackknife of their logarithms.
+
+    `without` and `sizes` are as in `fit_decay`; without groups the ends are NaN.
+    """
+    if without is None or len(without) < 2:
+        return np.full_like(values, np.nan), np.full_like(values, np.nan)
+    logs = log_positive(values)
+    half = _half_width(logs, log_positive(without), np.asarray(sizes), level)
+    return np.exp(logs - half), np.exp(logs + half)
+
+
 def log_positive(values: Array) -> Array:
     """The logarithm; NaN where a value is not positive or not finite."""
     return np.log(np.where(np.isfinite(values) & (values > 0), values, np.nan))

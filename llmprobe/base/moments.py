@@ -12,6 +12,7 @@ never enter a statistic: they are left out of their feature and counted in `nonf
 `state()` is a dictionary of plain arrays and `from_state` its inverse.
 
     Moments    mean and unbiased variance
+    Means      mean alone, half as large
     Groups     one accumulator for each group of prompts, for jackknife intervals
 
 A new statistic is a subclass of `Accumulator`.
@@ -183,6 +184,49 @@ class Moments(Accumulator):
             variance=_freeze(np.where(count > 1, m2 / np.maximum(count - 1, 1), np.nan)),
             nonfinite=nonfinite,
         )
+
+
+@dataclass(frozen=True)
+class MeansSummary:
+    """Read-only arrays of the features' shape."""
+
+    count: NDArray[np.int64]
+    """Finite observations."""
+    mean: NDArray[np.float64]
+    """NaN where nothing was observed."""
+    nonfinite: NDArray[np.int64]
+    """NaNs and infinities, left out of the above."""
+
+
+class Means(Accumulator):
+    """Mean over prompts."""
+
+    _parts = ("count", "mean")
+
+    def _start(self, shape: tuple[int, ...], device: torch.device) -> None:
+        self.count = torch.zeros(shape, dtype=torch.int64, device=device)
+        self.mean = torch.zeros(shape, dtype=torch.float64, device=device)
+
+    def _absorb(self, values: Tensor, finite: Tensor | None) -> None:
+        if finite is None:
+            count, mean = torch.full_like(self.count, len(values)), values.mean(0)
+        else:
+            count = finite.sum(0)
+            mean = values.where(finite, 0).sum(0) / count.clamp(min=1)
+        self._combine({"count": count, "mean": mean})
+
+    def _combine(self, other: dict[str, Tensor]) -> None:
+        total = self.count + other["count"]
+        share = other["count"].double() / total.clamp(min=1)
+        self.mean = self.mean + (other["mean"] - self.mean) * share
+        self.count = total
+
+    def summary(self) -> MeansSummary:
+        if self.shape is None:
+            raise ValueError("summary: this Means has seen no prompt; call update first")
+        count, mean, nonfinite = _to_numpy(self.count, self.mean, self.nonfinite)
+        mean = _freeze(np.where(count > 0, mean, np.nan))
+        return MeansSummary(count=count, mean=mean, nonfinite=nonfinite)
 
 
 class Groups(Generic[A]):

@@ -16,7 +16,7 @@ there the logits are their logarithms, and keys with a weight of zero count as n
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
@@ -28,6 +28,7 @@ from llmprobe.capture.calls import AttentionCall, listening
 from llmprobe.capture.discovery import AttentionLayer, LayerChoice, eager_weights
 from llmprobe.capture.loading import AnyModel
 from llmprobe.capture.session import Positions, Session, tokens_of
+from llmprobe.capture.value_sums import ValueSums
 from llmprobe.errors import CaptureError, OutOfMemoryError
 
 
@@ -68,6 +69,8 @@ class Rows:
     """Their positions, counted from the prompt's first token; −1 where the weight is zero."""
     weights: Tensor | None
     """The rows themselves (..., tokens) with `weights=True`, else None."""
+    values: ValueSums | None = None
+    """Sums over weights and values with `values=True`, where a module shows its values."""
 
     @classmethod
     def of(
@@ -117,14 +120,8 @@ class Rows:
 
     @classmethod
     def join(cls, parts: list["Rows"], *, dim: int) -> "Rows":
-        if len(parts) == 1:
-            return parts[0]
-        return cls(
-            **{
-                field.name: _cat([getattr(p, field.name) for p in parts], dim)
-                for field in fields(cls)
-            }
-        )
+        whole: Rows = _cat(parts, dim)
+        return whole
 
 
 def capture_rows(
@@ -134,13 +131,15 @@ def capture_rows(
     positions: Positions = -1,
     k: int = 16,
     weights: bool = False,
+    values: bool = False,
     stop: bool = False,
     into: Callable[[int, Rows], object] | None = None,
 ) -> "RowCapture":
     """A context manager that captures attention rows of chosen queries, for each head.
 
     `model`, `layers`, `positions`, `stop` and `into` are as in `capture_attention`; `k` is how many
-    of the largest weights to keep; `weights=True` keeps the whole rows.
+    of the largest weights to keep; `weights=True` keeps the whole rows, `values=True` sums over
+    weights and values, such as Σ a² v.
     """
     if positions is None:
         raise ValueError(
@@ -150,7 +149,14 @@ def capture_rows(
     if k < 1:
         raise ValueError(f"k: got {k}, accepted: 1 or more")
     return RowCapture(
-        model, positions=positions, layers=layers, k=k, weights=weights, stop=stop, into=into
+        model,
+        positions=positions,
+        layers=layers,
+        k=k,
+        weights=weights,
+        values=values,
+        stop=stop,
+        into=into,
     )
 
 
@@ -173,12 +179,14 @@ class RowCapture(Session[Rows]):
         layers: LayerChoice,
         k: int,
         weights: bool,
+        values: bool,
         stop: bool,
         into: Callable[[int, Rows], object] | None,
     ) -> None:
         super().__init__(model, layers=layers, positions=positions, stop=stop, into=into)
         self.k = k
         self.weights = weights
+        self._with_values = values
         self._whole = [layer for layer in self.layers if not layer.interface]
 
     def attach(self, stack: ExitStack) -> None:
@@ -189,7 +197,16 @@ class RowCapture(Session[Rows]):
             batch, _, length, _ = call.query.shape
             index = self.index(batch, length, call.query.device)
             starts = self.key_starts(batch, length, call.key.shape[2], call.query.device)
-            parts = [self._rows(*scores, starts=starts) for scores in call.scores(index)]
+            parts, done = [], 0
+            for weights, logits in call.scores(index):
+                rows = self._rows(weights, logits, starts=starts)
+                if self._with_values:
+                    # With a KV cache the first query here is not the first key.
+                    queries = index[:, done : done + weights.shape[2]] + call.key.shape[2] - length
+                    sums = ValueSums.of(weights, call.value, starts=starts, queries=queries)
+                    rows = replace(rows, values=sums)
+                parts.append(rows)
+                done += weights.shape[2]
             self.see(by_module[id(call.module)], Rows.join(parts, dim=1))
 
         if self._whole:
@@ -279,6 +296,11 @@ def _are_weights(x: Tensor, length: int) -> bool:
     return bool((x >= 0).all())
 
 
-def _cat(parts: list[Tensor | None], dim: int) -> Tensor | None:
-    tensors = [part for part in parts if part is not None]
-    return torch.cat(tensors, dim=dim) if tensors else None
+def _cat(parts: list[Any], dim: int) -> Any:
+    """Tensors joined, or what has tensors as fields; None where a part is missing."""
+    if len(parts) == 1 or any(part is None for part in parts):
+        return parts[0] if len(parts) == 1 else None
+    if isinstance(parts[0], Tensor):
+        return torch.cat(parts, dim=dim)
+    names = [field.name for field in fields(parts[0])]
+    return type(parts[0])(**{n: _cat([getattr(part, n) for part in parts], dim) for n in names})

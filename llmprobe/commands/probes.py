@@ -80,7 +80,7 @@ def variance(
 
 @with_options(MODEL, PROMPTS, SWEEP, OUTPUT)
 def attention(**shared: Any) -> None:
-    """Where attention looks as prompts get longer, and the variance that this predicts."""
+    """Where attention looks as prompts get longer, and what makes up the variance of heads."""
     from llmprobe.probes.attention import AttentionProbe
     from llmprobe.probes.request import Request
 

@@ -1,11 +1,12 @@
-"""Where attention looks as prompts get longer, and how much of the variance that explains.
+"""Where attention looks as prompts get longer, and what that does to the variance of heads.
 
     result = probe_attention("builtin", "16..1024")
-    result.to_frame(), result.plot("weights"), result.plot("prediction")
+    result.to_frame(), result.head_frame(), result.plot("terms")
 
-If a head's weights and its values were independent, and values at different tokens uncorrelated,
-the variance of its output would be the values' variance times E[Σa²]: dispersion alone decides.
-The prediction stands next to the measured variance and shows for which heads this holds.
+The variance of a head's output is a product of three factors, dispersion, values and coherence, and
+its slope a sum of theirs (`terms`). `predicted_variance` is what the variance would be if weights
+and values were independent and all tokens varied alike. Tokens that cannot vary, such as BOS, are
+counted in it, so heads with a sink have far less.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from llmprobe.base.intervals import fit_decay
-from llmprobe.base.moments import Groups, Moments
+from llmprobe.base.moments import Groups, Means, Moments
 from llmprobe.base.progress import Progress
 from llmprobe.capture.calls import AttentionCall, listening
 from llmprobe.capture.discovery import AttentionLayer, LayerChoice
@@ -28,6 +29,7 @@ from llmprobe.capture.loading import AnyModel, LoadedModel
 from llmprobe.capture.outputs import capture_attention
 from llmprobe.capture.rows import Rows, capture_rows
 from llmprobe.errors import CaptureError
+from llmprobe.probes import terms
 from llmprobe.probes.probe import LoadOptions, Probe, start
 from llmprobe.probes.prompts import PromptSource
 from llmprobe.probes.request import DEFAULT_LENGTHS, Prepared, Request, prepare
@@ -107,15 +109,15 @@ class AttentionTally(Tally):
 
     def __init__(self, layers: Sequence[AttentionLayer]) -> None:
         super().__init__(layers)
-        names = (*_OF_ROWS, "sink", "heads", "value", "value_square")
+        names = (*_OF_ROWS, "sink", "value", "value_square", *terms.COUNTED)
         self.moments = {(n, name): Moments() for n in self.numbers for name in names}
-        self.groups = {(n, "log_lambda"): Groups(Moments) for n in self.numbers}
+        grouped: dict[str, Any] = {"log_lambda": Moments, "heads": Moments, "value_row": Means}
+        self.groups = {(n, k): Groups(make) for n in self.numbers for k, make in grouped.items()}
 
     @staticmethod
     def shapes(layer: AttentionLayer, *, whole: bool) -> dict[str, tuple[int, ...]]:
         values = (1, layer.n_kv_heads, layer.head_size)
-        heads = (1, layer.n_heads, layer.head_size)
-        return {"heads": heads, "value": values, "value_square": values}
+        return {"value": values, "value_square": values} | terms.shapes(layer)
 
     def update(
         self,
@@ -130,8 +132,14 @@ class AttentionTally(Tally):
             self.moments[layer, name].update(getattr(rows, name))
         sink = (rows.first > _SINK).float().where(rows.first.isfinite(), torch.nan)
         self.moments[layer, "sink"].update(sink)
-        self.groups[layer, "log_lambda"].update(rows.log_lambda, [p % N_GROUPS for p in prompts])
-        self.moments[layer, "heads"].update(heads)
+        observed = {"log_lambda": rows.log_lambda, "heads": heads}
+        if rows.values is not None:
+            observed |= terms.observed(rows.values, heads)
+        for name, x in observed.items():
+            if (layer, name) in self.groups:
+                self.groups[layer, name].update(x, [prompt % N_GROUPS for prompt in prompts])
+            else:
+                self.moments[layer, name].update(x)
         for name, x in zip(("value", "value_square"), values or (), strict=False):
             self.moments[layer, name].update(x)
         self.keep(layer, rows.top, prompts)
@@ -161,6 +169,7 @@ class AttentionProbe(Probe):
         columns: dict[str, list[NDArray[Any]]] = {}
         top: list[NDArray[np.float32]] = []
         notes = [*few_prompts(evidence), *evidence.warnings]
+        without_terms: dict[str, list[int]] = {}
         for layer in evidence.layers:
             number = layer.layer
             row: dict[str, NDArray[Any]] = {}
@@ -177,10 +186,13 @@ class AttentionProbe(Probe):
             counts = [tally.moments[number, "mass"].summary().count for tally in tallies]
             row["n_prompts"] = np.concatenate(counts).T
             notes += left_out(layer, lengths, *_counted(tallies, number))
-            heads = [tally.moments[number, "heads"].summary() for tally in tallies]
-            mean, std, variance = (by_series(heads, n, True) for n in ("mean", "std", "variance"))
+            heads = [tally.groups[number, "heads"].total().summary() for tally in tallies]
+            mean, std = (by_series(heads, name, True) for name in ("mean", "std"))
             notes += [f"layer {number}: {reason}" for reason in rounded(evidence, mean, std)]
-            row["measured_variance"] = variance.mean(axis=-1)
+            of_terms, reason = terms.columns(layer, tallies, lengths)
+            row |= of_terms
+            if reason:
+                without_terms.setdefault(reason, []).append(number)
             row["predicted_variance"] = np.concatenate([_predict(t, layer) for t in tallies]).T
             row["layer"] = np.full(layer.n_heads, number)
             row["head"] = np.arange(layer.n_heads)
@@ -188,6 +200,9 @@ class AttentionProbe(Probe):
                 columns.setdefault(name, []).append(values)
             parts = [values.movedim(0, 2) for values in kept_at_all(tallies, number)]
             top += list(torch.cat(parts).movedim(1, 0).numpy())  # (lengths, prompts, rank) a head
+        for reason, numbers in without_terms.items():
+            several = "layer" if len(numbers) == 1 else "layers"
+            notes.append(f"{several} {', '.join(map(str, numbers))}: {reason}")
         series = {name: np.concatenate(values) for name, values in columns.items()}
         if not series["n_prompts"].any():
             raise CaptureError(NOTHING_FINITE)
@@ -241,7 +256,7 @@ def _observe(ready: Prepared, positions: list[int]) -> Iterator[Mapping[int, _Se
         )
         stack.enter_context(listening(modules, listen))
         rows = stack.enter_context(
-            capture_rows(ready.model, numbers, positions=positions, k=_N_TOP)
+            capture_rows(ready.model, numbers, positions=positions, k=_N_TOP, values=True)
         )
         yield seen
     for number in numbers:
@@ -274,9 +289,9 @@ def _lambda(
     # Beyond a window a query sees no more keys, so there is nothing to fit over.
     sees = keys[0]
     used = [i for i, n in enumerate(sees) if n > 2 and n > max(sees[:i], default=0)]
-    nothing = np.full(len(keys), np.nan)
+    names = [name for name in AttentionResult.by_series if name.startswith("lambda")]
     if len(used) < 2:
-        return columns | dict.fromkeys(AttentionResult.by_series, nothing), reasons
+        return columns | dict.fromkeys(names, np.full(len(keys), np.nan)), reasons
     chosen = [by_length[i] for i in used]
     without = [
         np.concatenate([groups.without(g).summary().mean for groups in chosen]).T
@@ -288,15 +303,16 @@ def _lambda(
         without=np.exp(without) if without else None,
         sizes=list(chosen[0].sizes().values()) if without else None,
     )
-    found = {"": fit.slope, "_low": fit.slope_low, "_high": fit.slope_high}
-    return columns | {f"lambda_exponent{end}": x for end, x in found.items()}, reasons
+    found = (fit.slope, fit.slope_low, fit.slope_high)
+    return columns | dict(zip(names, found, strict=True)), reasons
 
 
 def _counted(tallies: Sequence[Tally], number: int) -> tuple[NDArray[Any], NDArray[Any]]:
     """What is not finite of a layer's weights, outputs and values, and what is, by length."""
     totals = []
     for tally in tallies:
-        seen = [tally.moments[number, n] for n in ("mass", "heads", "value", "value_square")]
+        seen = [tally.moments[number, name] for name in ("mass", "value", "value_square")]
+        seen.insert(1, tally.groups[number, "heads"].total())
         parts = [moments.summary() for moments in seen if moments.shape is not None]
         pairs = [np.stack([part.nonfinite, part.count]) for part in parts]
         totals.append(sum(pair.reshape(*pair.shape[:2], -1).sum(axis=-1) for pair in pairs))

@@ -50,7 +50,7 @@ class Tally:
     def __init__(self, layers: Sequence[AttentionLayer]) -> None:
         self.numbers = [layer.layer for layer in layers]
         self.moments: dict[tuple[int, str], Moments] = {}
-        self.groups: dict[tuple[int, str], Groups[Moments]] = {}
+        self.groups: dict[tuple[int, str], Groups[Any]] = {}
         self.kept: dict[int, dict[int, Tensor]] = {number: {} for number in self.numbers}
         self.n_asked = self.n_right = 0
         """Prompts that have a right answer, and how many of them the model gave it for."""
@@ -92,7 +92,7 @@ class Tally:
         for (layer, name), moments in self.moments.items():
             moments.merge(Moments.from_state(under(f"{name}/{layer}", state, "/")))
         for (layer, name), groups in self.groups.items():
-            groups.merge(Groups.from_state(Moments, under(f"{name}/{layer}", state, "/")))
+            groups.merge(Groups.from_state(groups.make, under(f"{name}/{layer}", state, "/")))
         for layer in self.numbers:
             given = under(f"kept/{layer}", state, "/")
             for prompt, value in zip(
@@ -227,7 +227,7 @@ def _check_sizes(layers: Sequence[AttentionLayer], tally: Tally, *, whole: bool)
         known = tally.shapes(layer, whole=whole)
         wanted = known.get(name, (1,) if whole else (1, layer.n_heads))
         shapes = {x.shape for x in (part.parts.values() if isinstance(part, Groups) else [part])}
-        not_shown = name.startswith("value") and shapes == {None}
+        not_shown = name.startswith("value") and shapes <= {None}
         if not not_shown and (shapes != {wanted} or any(type(n) is not int for n in wanted)):
             raise ValueError(f"{name} of layer {number} are {shapes}, not {wanted}")
 

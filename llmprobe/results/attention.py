@@ -1,4 +1,4 @@
-"""Where attention looks, by length, and the variance that this predicts."""
+"""Where attention looks, by length, and the factors of the variance that this makes."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -15,6 +15,17 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+FACTORS = ("dispersion", "value_variance", "coherence")
+"""Columns whose product is `measured_variance`."""
+TERMS = {
+    "measured_variance": "slope_total",
+    "dispersion": "slope_dispersion",
+    "value_variance": "slope_values",
+    "coherence": "slope_coherence",
+}
+"""The slope of each of them; the first is the sum of the others."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class AttentionResult(SeriesResult, kind="attention"):
     """Where the last query of a prompt looks, and how that changes with the prompt's length."""
@@ -23,7 +34,9 @@ class AttentionResult(SeriesResult, kind="attention"):
         "dispersion": "effective tokens against length",
         "weights": "the 16 largest weights of 32 prompts, by length",
         "rows": "entropy, logit spread and Λ of rows against length",
-        "prediction": "measured variance against what dispersion predicts",
+        "terms": "slopes of dispersion, values and coherence, stacked to each head's slope",
+        "map": "heads by layer, colored by the term that decides their slope",
+        "prediction": "measured variance against the values' variance × E[Σa²]",
     }
 
     views: ClassVar[tuple[View, ...]] = (
@@ -57,7 +70,9 @@ class AttentionResult(SeriesResult, kind="attention"):
     measured_variance: Array
     """Variance over prompts of the head's output, mean over its features."""
     predicted_variance: Array
-    """What dispersion alone predicts of it: the values' variance over tokens times E[Σa²]."""
+    """The values' variance over tokens times E[Σa²]: what it would be if all tokens varied alike
+    and independently of the weights. Tokens that cannot vary count too, so heads with a sink have
+    far less; `dispersion`, `value_variance` and `coherence` add up."""
     top: NDArray[np.float32]
     """Largest weights: (kept series, lengths, prompts, rank)."""
     squares: Array = missing_as_nan("layer_type", "lengths")
@@ -92,6 +107,43 @@ class AttentionResult(SeriesResult, kind="attention"):
     lambda_exponent_low: Array = missing_as_nan("layer_type")
     lambda_exponent_high: Array = missing_as_nan("layer_type")
     """Its 95 % interval, by a jackknife over groups of prompts."""
+    dispersion: Array = missing_as_nan("layer_type", "lengths")
+    """E[Σa²]. Here and in the next, mass that is missing from a row is that of a token whose value
+    is zero, a learned sink."""
+    dispersion_low: Array = missing_as_nan("layer_type", "lengths")
+    dispersion_high: Array = missing_as_nan("layer_type", "lengths")
+    """The 95 % interval, by a jackknife over groups of prompts, like the next."""
+    value_variance: Array = missing_as_nan("layer_type", "lengths")
+    """E[Σa²|v − m|²] / E[Σa²], m the mean output over prompts, mean over features."""
+    value_variance_low: Array = missing_as_nan("layer_type", "lengths")
+    value_variance_high: Array = missing_as_nan("layer_type", "lengths")
+    coherence: Array = missing_as_nan("layer_type", "lengths")
+    """Measured variance / E[Σa²|v − m|²]: more than one if tokens agree, less if they cancel or
+    cannot vary."""
+    coherence_low: Array = missing_as_nan("layer_type", "lengths")
+    coherence_high: Array = missing_as_nan("layer_type", "lengths")
+    dispersion_first: Array = missing_as_nan("layer_type", "lengths")
+    """Share of the first token in E[Σa²]; then of the query's own and of the missing mass."""
+    dispersion_query: Array = missing_as_nan("layer_type", "lengths")
+    dispersion_missing: Array = missing_as_nan("layer_type", "lengths")
+    values_first: Array = missing_as_nan("layer_type", "lengths")
+    """Share of the first token in E[Σa²|v − m|²]; then of the query's own and the missing mass."""
+    values_query: Array = missing_as_nan("layer_type", "lengths")
+    values_missing: Array = missing_as_nan("layer_type", "lengths")
+    slope_total: Array = missing_as_nan("layer_type")
+    """Slope of the root of the measured variance over log N; (series,), like the next."""
+    slope_total_low: Array = missing_as_nan("layer_type")
+    slope_total_high: Array = missing_as_nan("layer_type")
+    slope_dispersion: Array = missing_as_nan("layer_type")
+    """Slopes of the roots of the factors; the three add up to the total."""
+    slope_dispersion_low: Array = missing_as_nan("layer_type")
+    slope_dispersion_high: Array = missing_as_nan("layer_type")
+    slope_values: Array = missing_as_nan("layer_type")
+    slope_values_low: Array = missing_as_nan("layer_type")
+    slope_values_high: Array = missing_as_nan("layer_type")
+    slope_coherence: Array = missing_as_nan("layer_type")
+    slope_coherence_low: Array = missing_as_nan("layer_type")
+    slope_coherence_high: Array = missing_as_nan("layer_type")
 
     by_length: ClassVar[tuple[str, ...]] = (
         "entropy",
@@ -107,9 +159,14 @@ class AttentionResult(SeriesResult, kind="attention"):
         *("entropy_share", "entropy_share_std", "entropy_rest", "entropy_rest_std"),
         *("entropy_share_rest", "entropy_share_rest_std", "spread", "spread_std"),
         *("log_lambda", "log_lambda_std", "sink_rate", "n_keys"),
+        *(f"{name}{end}" for name in FACTORS for end in ("", "_low", "_high")),
+        *("dispersion_first", "dispersion_query", "dispersion_missing"),
+        *("values_first", "values_query", "values_missing"),
     )
-    by_series: ClassVar[tuple[str, ...]] = (
-        *("lambda_exponent", "lambda_exponent_low", "lambda_exponent_high"),
+    by_series: ClassVar[tuple[str, ...]] = tuple(
+        f"{name}{end}"
+        for name in (*TERMS.values(), "lambda_exponent")
+        for end in ("", "_low", "_high")
     )
 
     def __post_init__(self) -> None:
@@ -120,17 +177,32 @@ class AttentionResult(SeriesResult, kind="attention"):
         check_shape("top", self.top, (*kept[:1], len(self.lengths), *kept[2:4]))
 
     def head_frame(self) -> "pd.DataFrame":
-        """A row for each layer and head: Λ's exponent with its interval."""
+        """A row for each layer and head: its slope, the terms of it, what decides; Λ's exponent."""
         import pandas as pd
 
         columns: dict[str, Any] = {"layer": self.layer, "head": self._heads()}
-        return pd.DataFrame(columns | {name: getattr(self, name) for name in self.by_series})
+        columns |= {name: getattr(self, name) for name in self.by_series}
+        return pd.DataFrame(columns | {"decides": self.decides()})
+
+    def decides(self) -> list[str]:
+        """For each head the largest of the terms that have the sign of its slope.
+
+        `dispersion`, `values` or `coherence`; empty where the 95 % CI of the slope includes 0, or
+        where there are no terms.
+        """
+        names = [term.removeprefix("slope_") for term in TERMS.values()][1:]
+        terms = np.stack([getattr(self, f"slope_{name}") for name in names])
+        along = terms * np.sign(self.slope_total)
+        clear = (self.slope_total_low > 0) | (self.slope_total_high < 0)
+        known = clear & np.isfinite(along).all(axis=0)
+        largest = np.where(known, along, 0).argmax(axis=0)
+        return [names[i] if k else "" for i, k in zip(largest, known, strict=True)]
 
     def to_document(self) -> dict[str, Any]:
         return super().to_document() | {"heads": self._records(self.head_frame())}
 
     def remarks(self) -> list[str]:
-        return [*self._sinks(), *self._dispersed()]
+        return [*self._sinks(), *self._dispersed(), *self._adding_up()]
 
     def _sinks(self) -> list[str]:
         known = np.isfinite(self.sink_rate)
@@ -153,15 +225,54 @@ class AttentionResult(SeriesResult, kind="attention"):
             f"length in {rises} (95 % CI of the exponent above 0)."
         ]
 
+    def _adding_up(self) -> list[str]:
+        known = np.isfinite(self.slope_dispersion_high)
+        if not known.any():
+            return []
+        spreads = known & (self.slope_dispersion_high < 0)
+        keeps = int((spreads & ~(self.slope_total_high < 0)).sum())
+        decided = [name for name in self.decides() if name]
+        named = ("dispersion", "values", "coherence")
+        counts = ", ".join(f"{name} in {decided.count(name)}" for name in named)
+        return [
+            f"{spreads.sum()} of {known.sum()} heads disperse (95 % CI of the dispersion's slope "
+            f"below 0). In {keeps} of these the variance does not clearly fall (CI of the slope "
+            "reaches 0): values or coherence make up for it. "
+            f"{len(decided)} heads have a slope that differs from 0; what decides it: {counts}."
+        ]
+
     def table(self, *, width: int | None = None) -> Any:
-        share = divide(self.measured_variance[:, -1], self.predicted_variance[:, -1])
+        from rich.console import Group
+
+        rows = self._rows_table(width)
+        return Group(rows, self._terms_table(width)) if any(self._terms_known()) else rows
+
+    def _terms_known(self) -> NDArray[np.bool_]:
+        return np.asarray(np.isfinite(self.slope_coherence))
+
+    def _terms_table(self, width: int | None) -> Any:
+        ends = {
+            "slope": [f"{slope:+.2f}" for slope in self.slope_total],
+            "95 % CI": [
+                f"{low:+.2f} to {high:+.2f}"
+                for low, high in zip(self.slope_total_low, self.slope_total_high, strict=True)
+            ],
+            "= dispersion": [f"{slope:+.2f}" for slope in self.slope_dispersion],
+            "+ values": [f"{slope:+.2f}" for slope in self.slope_values],
+            "+ coherence": [f"{slope:+.2f}" for slope in self.slope_coherence],
+            "decides": self.decides(),
+        }
+        title = "standard deviation of a head's output over prompts, and the terms of its slope"
+        values = np.sqrt(self.measured_variance)
+        return self._table(title, values, ends=ends, width=None if width is None else width - 30)
+
+    def _rows_table(self, width: int | None) -> Any:
         columns = {
             "H / ln n": self.entropy_share[:, -1],
             "no first": self.entropy_share_rest[:, -1],
             "spread": self.spread[:, -1],
             "Λ": np.exp(self.log_lambda[:, -1]),
             "first": self.first[:, -1],
-            "variance / predicted": share,
         }
         ends = {
             name: [f"{value:.2f}" for value in values]
@@ -179,6 +290,9 @@ class AttentionResult(SeriesResult, kind="attention"):
             return figures.draw_dispersion(self.to_frame(), ax=ax)
         if kind == "rows":
             return figures.draw_rows(self.to_frame(), ax=ax)
+        if kind in ("terms", "map"):
+            draw = {"terms": figures.draw_terms, "map": figures.draw_decisions}[kind]
+            return draw(self.head_frame(), self.to_frame(), ax=ax)
         if kind == "prediction":
             return figures.draw_prediction(self.to_frame(), ax=ax)
         name = series_name(self.layer[0], self._heads()[0])

@@ -13,6 +13,7 @@ from llmprobe.base.intervals import (
     estimate,
     geometric_estimate,
     holm,
+    log_interval,
     log_positive,
     paired_p,
     positive_ratio,
@@ -326,3 +327,17 @@ def test_a_ratio_without_anything_below_is_unknown():
     assert one.mean == 1.5
     assert np.isnan(one.low)
     assert one.n == 2
+
+
+def test_a_log_interval_is_the_jackknife_of_logarithms():
+    rng = np.random.default_rng(0)
+    data = np.exp(rng.normal(size=(24, 3)))
+    values = np.exp(np.log(data).mean(axis=0))  # its logarithm is a mean: the interval is t's
+    without = np.exp([np.delete(np.log(data), i, axis=0).mean(axis=0) for i in range(24)])
+    low, high = log_interval(values, without, [1] * 24)
+    for column in range(3):
+        expected = geometric_estimate(data[:, column])
+        assert (low[column], high[column]) == pytest.approx((expected.low, expected.high))
+    for nothing in (None, without[:1]):
+        assert np.isnan(log_interval(values, nothing, [1])).all()
+    assert np.isnan(log_interval(np.zeros(3), without, [1] * 24)).all()

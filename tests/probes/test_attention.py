@@ -1,4 +1,4 @@
-"""The attention probe equals brute force, and its prediction is the law for dispersing heads."""
+"""The attention probe equals brute force, and its prediction holds for dispersing heads."""
 
 import brute
 import numpy as np
@@ -56,7 +56,7 @@ def test_dispersion_alone_predicts_the_variance_of_heads_that_disperse():
 
 def test_a_single_length_is_drawn_too(tmp_path):
     result = probe_attention(tiny("llama"), 8, n_prompts=6)
-    for kind in result.plots:
+    for kind in set(result.plots) - {"terms", "map"}:  # those are of slopes
         result.save_figure(tmp_path / f"{kind}.png", kind)
     with pytest.raises(ValueError, match="does not show its values"):
         probe_attention(tiny("bloom"), (4, 8), n_prompts=6).plot("prediction")

@@ -1,11 +1,14 @@
 """Tallies of parts, stored as plain arrays and joined, are the tally of the whole."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from families import tiny
 
 from llmprobe import attention_layers
 from llmprobe.capture.rows import Rows
+from llmprobe.capture.value_sums import ValueSums
 from llmprobe.probes.attention import AttentionTally
 from llmprobe.probes.variance import VarianceTally
 
@@ -16,6 +19,7 @@ OUTPUTS = torch.randn(N, 3, 8, generator=GENERATOR)
 WEIGHTS = torch.rand(N, 4, 3, 20, generator=GENERATOR).softmax(dim=-1)
 HEADS = torch.randn(N, 3, 4, 8, generator=GENERATOR)
 VALUES = torch.randn(N, 3, 2, 8, generator=GENERATOR)
+OF_KEYS = torch.randn(N, 2, 20, 8, generator=GENERATOR)
 
 
 def variance_of(prompts):
@@ -27,8 +31,12 @@ def variance_of(prompts):
 
 def attention_of(prompts, *, values=True):
     tally = AttentionTally(LAYERS)
-    rows = Rows.of(WEIGHTS[prompts], torch.zeros(len(prompts), dtype=int), k=4, keep=False)
-    given = (VALUES[prompts], VALUES[prompts] ** 2) if values else None
+    starts, queries = torch.zeros(len(prompts), dtype=int), torch.full((len(prompts), 3), 19)
+    rows, given = Rows.of(WEIGHTS[prompts], starts, k=4, keep=False), None
+    if values:
+        given = VALUES[prompts], VALUES[prompts] ** 2
+        sums = ValueSums.of(WEIGHTS[prompts], OF_KEYS[prompts], starts=starts, queries=queries)
+        rows = replace(rows, values=sums)
     for layer in (0, 1):
         tally.update(layer, rows, HEADS[prompts], given, prompts)
     return tally
@@ -63,7 +71,8 @@ def test_values_that_a_module_does_not_show_stay_away():
     joined = AttentionTally(LAYERS)
     joined.merge(attention_of(list(range(5)), values=False).state())
     assert joined.moments[0, "value"].shape is None
-    assert joined.moments[0, "heads"].n_prompts == 5
+    assert joined.groups[0, "value_row"].parts == {}
+    assert joined.groups[0, "heads"].total().n_prompts == 5
 
 
 def test_single_values_are_kept_of_the_first_prompts_alone():

@@ -77,6 +77,7 @@ def make_attention_result(lengths: tuple[int, ...] = (16, 64, 256)) -> Attention
         log_lambda=np.linspace(-1, 1, 4)[:, None] + np.zeros(shape),
         sink_rate=np.tile(np.linspace(0.25, 0.75, len(lengths)), (4, 1)),
         n_keys=np.tile(np.array(lengths, dtype=float), (4, 1)),
+        **_terms(),
         lambda_exponent=np.full(4, 0.5),
         lambda_exponent_low=np.array([-0.1, 0.1, 0.2, 0.3]),
         lambda_exponent_high=np.full(4, 0.9),
@@ -102,6 +103,23 @@ def make_loss_result(lengths: tuple[int, ...] = (16, 64, 256), same_targets: Any
         warnings=(),
         **{f"{name}{end}": x + by for name, x in statistics.items() for end, by in ends.items()},
     )
+
+
+def _terms() -> dict[str, Any]:
+    """Slopes of four heads, of which two have terms: one disperses, one rises all the same."""
+    nan = np.nan
+    slopes = {
+        "total": (-0.47, 0.13, -0.2, 0.1),
+        "dispersion": (-0.48, -0.13, nan, nan),
+        "values": (0.0, 0.2, nan, nan),
+        "coherence": (0.01, 0.06, nan, nan),
+    }
+    ends = {"": 0.0, "_low": -0.05, "_high": 0.05}
+    return {
+        f"slope_{name}{end}": np.array(values) + shift
+        for name, values in slopes.items()
+        for end, shift in ends.items()
+    }
 
 
 NAMES = (

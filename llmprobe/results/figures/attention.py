@@ -10,7 +10,8 @@ import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
-from matplotlib.colors import LogNorm
+from matplotlib.colors import ListedColormap, LogNorm
+from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
 from llmprobe.base.lengths import spread
@@ -25,6 +26,12 @@ from llmprobe.results.figures.style import (
     series_legend,
     styled_axes,
 )
+
+_TERM_COLORS = dict(
+    zip(("dispersion", "values", "coherence"), ("#4c90c0", "#e8a33d", "#5fb28d"), strict=True)
+)
+_MAX_NAMED = 36
+"""Heads whose names fit below a figure."""
 
 
 def draw_dispersion(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
@@ -72,8 +79,109 @@ def draw_rows(frame: pd.DataFrame, *, ax: Any = None) -> NDArray[Any]:
     return axes
 
 
+def draw_terms(frame: pd.DataFrame, rows: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
+    """Slopes of dispersion, values and coherence as a stack for each head, and their sum.
+
+    `frame` is `AttentionResult.head_frame()`, `rows` its `to_frame()`. Terms above 0 are stacked up
+    and those below 0 down. Where heads are too many to name they are ordered by their slope.
+    """
+    known = _with_terms("terms", frame)
+    named = len(known) <= _MAX_NAMED
+    known = known if named else known.sort_values("slope_total")
+    places = np.arange(len(known))
+    with styled_axes(ax, width=2 * COLUMN_WIDTH, legend=True) as ax:
+        up, down = np.zeros(len(known)), np.zeros(len(known))
+        for name, color in _TERM_COLORS.items():
+            slopes = known[f"slope_{name}"].to_numpy()
+            bottom = np.where(slopes > 0, up, down)
+            width = 0.8 if named else 1.0
+            ax.bar(places, slopes, width, bottom=bottom, color=color, lw=0, label=name)
+            up, down = up + np.maximum(slopes, 0), down + np.minimum(slopes, 0)
+        total = known.slope_total.to_numpy()
+        reach = np.abs([total - known.slope_total_low, known.slope_total_high - total])
+        style: Any = {"color": "black", "ms": 3 if named else 1.5}
+        style["elinewidth"] = 0.8 if named else 0.3
+        ax.errorbar(places, total, reach, fmt="o", label="sum, 95 % CI", **style)
+        ax.axhline(0, color="0.3", lw=0.6)
+        ax.grid(False, axis="x")
+        span = f"{rows.length.min()} to {rows.length.max()} tokens"
+        ax.set_ylabel(f"slope of log std over log N,\n{prompts_of(rows)} prompts, {span}")
+        if named:
+            pairs = zip(known.layer, known["head"], strict=True)
+            names = [f"{layer}.{int(head)}" for layer, head in pairs]
+            ax.set_xticks(places, names, rotation=90 if len(known) > 12 else 0)
+            ax.set_xlabel("layer.head")
+        else:
+            ax.set_xticks([])
+            ax.set_xlabel(f"{len(known)} heads, ordered by their slope")
+        ax.margins(x=0.01)
+        ax.legend(loc="upper left", bbox_to_anchor=(1, 1))
+    return ax
+
+
+def draw_decisions(frame: pd.DataFrame, rows: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
+    """A map of heads by layer, colored by the term that decides the slope; the slope is written.
+
+    `frame` is `AttentionResult.head_frame()`, `rows` its `to_frame()`.
+    """
+    known = _with_terms("map", frame)
+    colors = {**_TERM_COLORS, "": "0.92"}
+    place = {name: number for number, name in enumerate(colors)}
+    cells = known.assign(place=known.decides.map(place)).pivot(
+        index="layer", columns="head", values="place"
+    )
+    slopes = known.pivot(index="layer", columns="head", values="slope_total")
+    n_layers, n_heads = cells.shape
+    width, height = max(2.4, 1.2 + 0.3 * n_heads), max(2.4, 0.9 + 0.2 * n_layers)
+    written = n_heads <= 16 and n_layers <= 40
+    with styled_axes(ax, width=width, height=height, legend=True) as ax:
+        sns.heatmap(
+            cells.astype(float),
+            ax=ax,
+            cmap=ListedColormap(list(colors.values())),
+            vmin=-0.5,
+            vmax=len(colors) - 0.5,
+            annot=slopes if written else False,
+            fmt="+.2f",
+            annot_kws={"size": 5, "color": "black"},
+            cbar=False,
+            linewidths=0.3,
+            linecolor="white",
+        )
+        ax.grid(False)
+        ax.set(xlabel="head", ylabel="layer")
+        ax.tick_params(axis="y", rotation=0)
+        counts = known.decides.value_counts()
+        labels = {name: name or "CI includes 0" for name in colors}
+        patches = [
+            Patch(color=color, label=f"{labels[name]}: {counts.get(name, 0)}")
+            for name, color in colors.items()
+        ]
+        span = f"{rows.length.min()} to {rows.length.max()} tokens"
+        title = (
+            f"what decides the slope\nof log std over log N\n({prompts_of(rows)} prompts, {span})"
+        )
+        ax.legend(
+            handles=patches, title=title, alignment="left", loc="upper left", bbox_to_anchor=(1, 1)
+        )
+    return ax
+
+
+def _with_terms(kind: str, frame: pd.DataFrame) -> pd.DataFrame:
+    known = frame[frame.slope_coherence.notna()]
+    if known.empty:
+        raise ValueError(
+            f"{kind}: there are no terms here: the model does not show its values, there is one "
+            "length, or the result is older than these columns; use another figure"
+        )
+    return known
+
+
 def draw_prediction(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
-    """Measured variance of head outputs against what dispersion alone predicts."""
+    """Measured variance of head outputs against the values' variance times E[Σa²].
+
+    They are equal where all tokens vary alike and independently of the weights.
+    """
     with styled_axes(ax, legend=True) as ax:
         known = frame[frame.predicted_variance.notna()]
         if known.empty:
@@ -88,7 +196,7 @@ def draw_prediction(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
         ax.plot(ends, ends, color="0.55", lw=1, ls=":", label="equal", zorder=1)
         ax.set_xscale("log")
         ax.set_yscale("log")
-        ax.set_xlabel("predicted: variance of values × E[Σa²]")
+        ax.set_xlabel("variance of values over all tokens × E[Σa²]")
         ax.set_ylabel(f"variance over {prompts_of(frame)} prompts,\nmean over features")
         ax.legend(title="tokens", loc="upper left", bbox_to_anchor=(1, 1))
     return ax
