@@ -13,6 +13,8 @@ One number a seed: its mean with an interval, and the tests that compare two of 
     better.mean, better.low, better.high, paired_p(better)
     ratio = geometric_estimate(positive_ratio(loss_with, loss_without))
     signed_rank_p(differences), rank_correlation(x, y)
+    magnitude(drifts, errors)     # of numbers whose signs differ between seeds
+    verdict(better.low, better.high, margin=0.01)   # confirmed, reversed, equivalent, undecided
 
 This module needs numpy and scipy only, so saved results can be fitted again without torch.
 """
@@ -305,3 +307,61 @@ def rank_correlation(x: Array, y: Array) -> tuple[float, float, float, float]:
     low, high = np.nanpercentile(resampled, [2.5, 97.5])
     found = stats.spearmanr(x, y)
     return float(found.statistic), float(low), float(high), float(found.pvalue)
+
+
+class Magnitude(NamedTuple):
+    """How large numbers of either sign are over seeds; their mean would cancel."""
+
+    rms: float
+    """The root mean square."""
+    low: float
+    high: float
+    noise: float
+    """The root mean square that their errors alone would give."""
+    p: float
+    """Of the test that there is nothing but noise; NaN where errors are not known."""
+    n: int
+
+
+def magnitude(values: ArrayLike, errors: ArrayLike) -> Magnitude:
+    """The root mean square of one number a seed, whose standard errors are `errors`.
+
+    The 95 % interval is that of the scale of normal numbers around 0 (chi-square): exact for
+    those, too wide if their mean is not 0. The test is the chi-square test of values / errors.
+    Numbers that are not finite are left out.
+    """
+    x, e = (np.asarray(v, dtype=np.float64) for v in (values, errors))
+    known = np.isfinite(x)
+    x, e, n = x[known], e[known], int(known.sum())
+    if n < 2:
+        return Magnitude(float(abs(x[0])) if n else np.nan, np.nan, np.nan, np.nan, np.nan, n)
+    square = float((x**2).sum())
+    ends = (special.chdtri(n, side) for side in (LEVEL / 2, 1 - LEVEL / 2))
+    low, high = (float(np.sqrt(square / end)) for end in ends)
+    tested = bool((np.isfinite(e) & (e > 0)).all())
+    noise = float(np.sqrt((e**2).mean())) if np.isfinite(e).all() else np.nan
+    p = float(special.chdtrc(n, ((x / e) ** 2).sum())) if tested else np.nan
+    return Magnitude((square / n) ** 0.5, low, high, noise, p, n)
+
+
+VERDICTS = ("confirmed", "reversed", "equivalent", "undecided")
+
+
+def verdict(
+    low: float, high: float, *, margin: float, claim: int = 1, significant: bool = True
+) -> str:
+    """What the 95 % interval of a difference says of a claim: one of `VERDICTS`.
+
+    `claim` is the claimed sign of the difference, `margin` the largest difference that does not
+    matter, set before the numbers were seen. An interval within ± margin is equivalent, on
+    whichever side of 0 it lies: these are two one-sided tests, each at 2.5 %. Otherwise an interval
+    on the claimed side of 0 is confirmed, one on the other side reversed, both only where a test
+    corrected for its neighbors agrees (`significant`). All else is undecided.
+    """
+    if claim not in (-1, 1) or not margin >= 0:
+        raise ValueError(f"verdict: got claim {claim}, margin {margin}; accepted: ±1, 0 or more")
+    if -margin < low <= high < margin:
+        return "equivalent"
+    if significant and (low > 0 or high < 0):
+        return "confirmed" if (low > 0) == (claim > 0) else "reversed"
+    return "undecided"

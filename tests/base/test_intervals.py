@@ -8,6 +8,7 @@ from scipy import stats as scipy_stats
 
 from llmprobe import fit_decay
 from llmprobe.base.intervals import (
+    VERDICTS,
     Estimate,
     divide,
     estimate,
@@ -15,12 +16,14 @@ from llmprobe.base.intervals import (
     holm,
     log_interval,
     log_positive,
+    magnitude,
     paired_p,
     positive_ratio,
     rank_correlation,
     ratio_estimate,
     signed_rank_p,
     typical_std,
+    verdict,
 )
 
 LENGTHS = (16, 32, 64, 128, 256)
@@ -341,3 +344,63 @@ def test_a_log_interval_is_the_jackknife_of_logarithms():
     for nothing in (None, without[:1]):
         assert np.isnan(log_interval(values, nothing, [1])).all()
     assert np.isnan(log_interval(np.zeros(3), without, [1] * 24)).all()
+
+
+def test_the_magnitude_of_numbers_of_either_sign_does_not_cancel():
+    found = magnitude([3.0, -3.0, 3.0, -3.0, np.nan], [1.0, 1.0, 1.0, 1.0, np.nan])
+    assert (found.rms, found.noise, found.n) == (3, 1, 4)
+    assert found.low < 3 < found.high
+    assert found.p == pytest.approx(scipy_stats.chi2.sf(36, 4))
+    assert np.isnan(magnitude([3.0, -3.0], [np.nan, 1.0]).p)
+    assert np.isnan(magnitude([3.0, -3.0], [0.0, 1.0]).p)
+    one, none = magnitude([-2.0], [1.0]), magnitude([], [])
+    assert (one.rms, one.n, none.n) == (2, 1, 0)
+    assert np.isnan([one.low, one.p, none.rms, none.low]).all()
+
+
+def test_the_interval_of_a_magnitude_covers_and_its_test_errs_as_often_as_it_says():
+    rng = np.random.default_rng(0)
+    drawn = 2 * rng.normal(size=(2000, 8))
+    found = [magnitude(values, np.full(8, 2.0)) for values in drawn]
+    assert np.mean([one.low < 2 < one.high for one in found]) == pytest.approx(0.95, abs=0.015)
+    assert np.mean([one.p < 0.05 for one in found]) == pytest.approx(0.05, abs=0.015)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "word"),
+    [
+        (0.02, 0.05, "confirmed"),
+        (0.005, 0.05, "confirmed"),  # it may not matter, but it is there
+        (-0.05, -0.02, "reversed"),
+        (0.001, 0.005, "equivalent"),  # it is there, but it does not matter
+        (-0.005, -0.001, "equivalent"),
+        (-0.005, 0.009, "equivalent"),
+        (0.0, 0.0, "equivalent"),
+        (-0.005, 0.02, "undecided"),
+        (-0.3, 0.3, "undecided"),
+        (np.nan, np.nan, "undecided"),
+    ],
+)
+def test_a_verdict_is_by_the_interval_and_the_margin(low, high, word):
+    assert word in VERDICTS
+    assert verdict(low, high, margin=0.01) == word
+    turned = {"confirmed": "reversed", "reversed": "confirmed"}
+    assert verdict(low, high, margin=0.01, claim=-1) == turned.get(word, word)
+    assert verdict(-high, -low, margin=0.01, claim=-1) == word
+    unsure = "equivalent" if word == "equivalent" else "undecided"
+    assert verdict(low, high, margin=0.01, significant=False) == unsure
+    assert verdict(low, high, margin=0) != "equivalent"
+
+
+@pytest.mark.parametrize("wrong", [{"claim": 0}, {"margin": -1}, {"margin": np.nan}])
+def test_a_verdict_needs_a_direction_and_a_margin(wrong):
+    with pytest.raises(ValueError, match=r"verdict: got claim .* accepted"):
+        verdict(0, 1, **({"margin": 0.01} | wrong))
+
+
+def test_false_verdicts_are_as_rare_as_the_interval_says():
+    rng = np.random.default_rng(1)
+    for truth, wrong in ((0.0, {"confirmed", "reversed"}), (0.01, {"equivalent"})):
+        found = [estimate(truth + 0.008 * rng.normal(size=12)) for _ in range(1000)]
+        words = [verdict(one.low, one.high, margin=0.01) for one in found]
+        assert np.mean([word in wrong for word in words]) < 0.065
