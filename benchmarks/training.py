@@ -38,7 +38,7 @@ class Plain(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.items = _mlp(TASK.item_size, WIDTH, bias=False)
+        self.items = _mlp(TASK.item_size, WIDTH)
         self.query = _mlp(TASK.query_size, WIDTH)
         self.q, self.k, self.v = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3))
         self.readout = _mlp(WIDTH, 10)
@@ -69,9 +69,8 @@ class Plain(nn.Module):
                 own.bias.data.copy_(theirs.bias[0])
 
 
-def _mlp(inputs: int, outputs: int, *, bias: bool = True) -> nn.Sequential:
-    first = nn.Linear(inputs, WIDTH, bias=bias)
-    return nn.Sequential(first, nn.GELU(), nn.Linear(WIDTH, outputs))
+def _mlp(inputs: int, outputs: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(inputs, WIDTH), nn.GELU(), nn.Linear(WIDTH, outputs))
 
 
 def generators(n: int) -> list[torch.Generator]:

@@ -88,9 +88,7 @@ class ItemEmbedding(nn.Module):
     def __init__(self, task: str, width: int, seeds: int) -> None:
         super().__init__()
         self.task = SetTask.named(task)
-        # No bias: the classes are one-hot, so their rows of the matrix can hold it. The function is
-        # the same, the path of training is not quite that of an MLP with one.
-        self.first = SeedLinear(seeds, self.task.item_size, width, bias=False)
+        self.first = SeedLinear(seeds, self.task.item_size, width)
 
     def forward(self, tokens: Tensor) -> Tensor:
         items = self.task.items(tokens).to(self.first.weight.dtype)

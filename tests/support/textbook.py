@@ -63,8 +63,7 @@ class Textbook(nn.Module):
             raise NotImplementedError(f"write down {self.parts - KNOWN} as its paper does")
         self.heads, self.size = heads, width // heads
         n_maps = 2 if "differential" in self.parts else 1
-        # The rows of the one-hot classes hold the first bias.
-        self.item_mlp = _mlp(item_size, width, width, bias=False)
+        self.item_mlp = _mlp(item_size, width, width)
         self.query_mlp = _mlp(query_size, width, width)
         self.queries = nn.Linear(width, n_maps * width, bias=False)
         self.keys = nn.Linear(width, n_maps * width, bias=False)
@@ -160,6 +159,5 @@ class Textbook(nn.Module):
         return torch.softmax(beta * scores, dim=-1)
 
 
-def _mlp(inputs: int, width: int, outputs: int, *, bias: bool = True) -> nn.Sequential:
-    first = nn.Linear(inputs, width, bias=bias)
-    return nn.Sequential(first, nn.GELU(), nn.Linear(width, outputs))
+def _mlp(inputs: int, width: int, outputs: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(inputs, width), nn.GELU(), nn.Linear(width, outputs))
