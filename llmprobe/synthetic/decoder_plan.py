@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from llmprobe.base.seeds import torch_generator
@@ -149,7 +151,7 @@ class DecoderPlan(Plan):
             **self.facts(done, device),
             variants=self.variants,
             warnings=tuple(self.warnings(training["diverged"])),
-            uniform_mass=self._any_scores(done)["uniform_mass"],
+            uniform_mass=_of_all(done, "uniform_mass").mean(axis=0),
             **numbers,
         )
 
@@ -157,19 +159,25 @@ class DecoderPlan(Plan):
         """What any result of these tasks says of itself."""
         base = self.base
         return {
-            "provenance": self.provenance("Decoder", digest_test_sequences(base.sequences), device),
+            "provenance": self.provenance(
+                "Decoder", digest_test_sequences(base.sequences, base.seeds), device
+            ),
             "task": base.task,
             "seeds": base.seeds,
             "lengths": self.lengths,
             "train_lengths": (base.shortest, base.longest),
-            "n_sequences": tuple(int(n) for n in self._any_scores(done)["n_sequences"]),
+            "n_sequences": tuple(int(n) for n in _of_all(done, "n_sequences").min(axis=0)),
+            "shared_tests": False,
             "vocab": base.sequences.vocab,
             "target": base.target,
             "schedule": base.schedule,
             "steps": base.steps,
         }
 
-    @staticmethod
-    def _any_scores(done: Sequence[Done]) -> Numbers:
-        """Those of one piece: the tests are the same for all."""
-        return done[0].measured[done[0].piece.variants[0]]
+
+def _of_all(done: Sequence[Done], name: str) -> NDArray[np.float64]:
+    """What is the same for all variants of a seed, of every seed: (seeds, lengths).
+
+    A seed stands there as often as it was trained, equally often for all.
+    """
+    return np.concatenate([one.measured[one.piece.variants[0]][name] for one in done])

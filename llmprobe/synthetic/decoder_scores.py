@@ -4,7 +4,8 @@
     scores["illegal_mass"]  # (seeds, lengths)
 
 A causal decoder answers after every token, so one forward over a sequence gives all lengths. The
-target is uniform over what is allowed. Sequences that have ended are not counted.
+target is uniform over what is allowed. Sequences that have ended are not counted. As with sets, a
+seed has its own test sequences, the same for all of its variants.
 """
 
 import hashlib
@@ -37,32 +38,36 @@ def score(
     *,
     advance: Callable[[int], object] = lambda n_sequences: None,
 ) -> dict[str, NDArray[np.float64]]:
-    """The scores (seeds, lengths) on n test sequences; `uniform_mass` and `n_sequences` (lengths,).
+    """The scores (seeds, lengths) on n test sequences of each seed.
 
     kl: from the target to the prediction, in nats. illegal_mass: probability of tokens that are
     not allowed. illegal_top1: share of sequences whose most likely token is not. gap: mean logit of
     the allowed tokens less that of the others. All are means over sequences; a seed whose logits
-    are not all finite has NaN. uniform_mass is the illegal mass of guessing.
+    are not all finite has NaN. uniform_mass is the illegal mass of guessing, n_sequences how many
+    have not ended.
     """
     device, seeds = next(network.parameters()).device, len(network.seeds)
     at = torch.tensor(lengths, device=device) - 1
     size = _CHUNK.get(device.type, _DEFAULT_CHUNK) // (seeds * max(lengths) * task.vocab)
     totals = torch.zeros(len(SCORES), seeds, len(lengths), dtype=torch.float64)
-    counts, guessed = torch.zeros(2, len(lengths), dtype=torch.float64)
+    counts, guessed = torch.zeros(2, seeds, len(lengths), dtype=torch.float64)
+    own = [draw_test_sequences(task, max(lengths), n, seed=seed) for seed in network.seeds]
     with torch.inference_mode(), without_denormals():
-        for tokens in draw_test_sequences(task, max(lengths), n):
-            for some in tokens.to(device).split(max(size, 1)):
-                allowed = task.allowed(some)[:, at]
-                logits = network(some[:, :-1].repeat(seeds, 1)).logits[:, at]
-                logits, allowed = logits.cpu(), allowed.cpu()  # float64 is not everywhere
-                found = _score(by_seed(logits, seeds), allowed)
+        for drawn in zip(*own, strict=True):
+            for some in torch.stack(drawn).to(device).split(max(size, 1), dim=1):
+                flat = some.flatten(0, 1)
+                allowed = task.allowed(flat)[:, at]
+                logits = network(flat[:, :-1]).logits[:, at]
+                # On the CPU: float64 is not everywhere.
+                logits, allowed = (by_seed(x.cpu(), seeds) for x in (logits, allowed))
+                found = _score(logits, allowed)
                 live = allowed.any(dim=-1)
                 # Where a sequence has ended there is nothing to score, whatever came out.
                 totals += torch.where(live, found, 0).sum(dim=2)
-                counts += live.sum(dim=0)
+                counts += live.sum(dim=1)
                 share = (~allowed).double().mean(dim=-1)
-                guessed += torch.where(live, share, 0).sum(dim=0)
-                advance(len(some))
+                guessed += torch.where(live, share, 0).sum(dim=1)
+                advance(some.shape[1])
     means = (totals / counts).numpy()
     return {name: means[i] for i, name in enumerate(SCORES)} | {
         "uniform_mass": (guessed / counts).numpy(),
@@ -71,14 +76,14 @@ def score(
 
 
 def _score(logits: Tensor, allowed: Tensor) -> Tensor:
-    """(seeds, n, lengths, vocab) and (n, lengths, vocab) to (scores, seeds, n, lengths)."""
+    """Two of (seeds, n, lengths, vocab) to (scores, seeds, n, lengths)."""
     logits = logits.double()
     logp = logits.log_softmax(dim=-1)
     n = allowed.sum(dim=-1).double()
     illegal = (logp.exp() * ~allowed).sum(dim=-1)
     kl = -torch.log(n) - (logp * allowed).sum(dim=-1) / n
     top = logits.argmax(dim=-1, keepdim=True)
-    wrong = 1 - allowed.expand_as(logits).gather(-1, top)[..., 0].double()
+    wrong = 1 - allowed.gather(-1, top)[..., 0].double()
     others = (logits * ~allowed).sum(dim=-1) / (~allowed).sum(dim=-1)
     gap = (logits * allowed).sum(dim=-1) / n - others
     found = torch.stack([kl, illegal, wrong, gap])
@@ -86,18 +91,19 @@ def _score(logits: Tensor, allowed: Tensor) -> Tensor:
     return torch.where(finite, found, torch.nan)
 
 
-def draw_test_sequences(task: SequenceTask, length: int, n: int) -> Iterator[Tensor]:
-    """Tokens of test sequences, from a stream that no training draws from.
+def draw_test_sequences(task: SequenceTask, length: int, n: int, *, seed: int) -> Iterator[Tensor]:
+    """Tokens of a seed's test sequences, from a stream that no training draws from.
 
     Short ones occur in training all the same: there are few of them.
     """
     for block, start in enumerate(range(0, n, _DRAWN)):
-        generator = torch_generator(0, "test sequences", task.name, task.vocab, block)
+        generator = torch_generator(seed, "test sequences", task.name, task.vocab, block)
         # As long as they can be, so that a sequence is the same whatever lengths are asked for.
         yield task.sample(_DRAWN, task.longest, generator)[: n - start, : length + 1]
 
 
-def digest_test_sequences(task: SequenceTask) -> str:
+def digest_test_sequences(task: SequenceTask, seeds: Sequence[int]) -> str:
     """A short name for the test sequences: the same for the same ones."""
-    tokens = next(draw_test_sequences(task, task.longest, 1))
-    return hashlib.sha256(tokens.numpy().tobytes()).hexdigest()[:16]
+    digest = hashlib.sha256(repr(tuple(seeds)).encode())
+    digest.update(next(draw_test_sequences(task, task.longest, 1, seed=seeds[0])).numpy().tobytes())
+    return digest.hexdigest()[:16]

@@ -80,7 +80,9 @@ def train_synthetic(
         seeds: networks of each variant.
         train_lengths: shortest and longest length in training.
         lengths: lengths to test. Tasks of sequences are tested at all of them by default.
-        sets: tests at each length.
+        sets: tests at each length, drawn anew for each seed and shared by its variants.
+        clip: largest norm of a seed's gradient; 0 does not clip. Clipping at 1 adds about 2.2
+            points to the accuracy on argmax with 256 items, so compare runs with the same.
         target: for sequences, what the loss is computed against: the token that came next
             ("sampled") or all allowed tokens ("exact").
         layers, value_size: for sequences; `value_size` is per head.

@@ -25,6 +25,8 @@ STACK = 32
 """Seeds that are trained as one computation; more gain nothing on a CPU."""
 _WIDE, _ACTIVATIONS = 4096, 2**27
 """Widths and activations of a stack together: large networks fill a processor by themselves."""
+TESTS = "drawn for each seed"
+"""Part of a run's configuration. Before, all seeds shared their tests."""
 Numbers = dict[str, NDArray[Any]]
 Advance = Callable[[int, str], object]
 
@@ -74,6 +76,7 @@ class Plan(ABC):
         for name in ("variant", "averages"):  # they follow from the variants
             del facts[name]
         asked = {"variants": self.variants, "lengths": self.lengths, "sets": self.sets}
+        asked |= {"tests": TESTS}
         return {**facts, **asked, "llmprobe": llmprobe.__version__}
 
     def pieces(self) -> list[Piece]:

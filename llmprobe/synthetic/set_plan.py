@@ -101,13 +101,16 @@ class SetPlan(Plan):
         task = SetTask.named(base.task)
         firsts = {variant: ones[0] for variant, ones in self.serving(done).items()}
         return SyntheticResult(
-            provenance=self.provenance("SetNetwork", digest_test_sets(task, self.lengths), device),
+            provenance=self.provenance(
+                "SetNetwork", digest_test_sets(task, self.lengths, base.seeds), device
+            ),
             task=base.task,
             variants=self.variants,
             seeds=base.seeds,
             lengths=self.lengths,
             train_lengths=(base.shortest, base.longest),
             n_sets=(self.sets,) * len(self.lengths),
+            shared_tests=False,
             chance=1 / N_CLASSES,
             schedule=base.schedule,
             steps=base.steps,

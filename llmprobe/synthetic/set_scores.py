@@ -1,13 +1,16 @@
-"""Evaluation: accuracy, shift and dispersion by length, of every seed on the same test sets.
+"""Evaluation: accuracy, shift and dispersion by length, of every seed on its own test sets.
 
     measured = evaluate(network, length=16384, n_sets=1024)
+
+A seed's test sets depend on the seed and the length alone. So intervals over seeds hold the noise
+of the tests too, and variants of a seed see the same sets: their differences are paired.
 
 Everything comes from one forward a chunk of sets. A chunk is small, so that memory stays far below
 what the longest sets of all seeds would need together, and so that it fits a CPU's cache.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +27,7 @@ from llmprobe.synthetic.tasks import SetTask
 
 N_FEATURES, N_FEATURE_SETS = 5, 256
 """Single features that are kept, and on how many sets: Figure 2 of arXiv 2504.02827."""
-_DRAWN = 2**20
+_DRAWN = 2**16
 """Items that are drawn at once. Part of what a test set is: another number gives other sets."""
 _CHUNK = {"cpu": 2**14}
 _DEFAULT_CHUNK = 2**19
@@ -38,6 +41,8 @@ class Measured:
     accuracy: NDArray[np.float64]
     global_mean: NDArray[np.float64]
     """Mean over the features of one attention output, averaged over sets."""
+    global_mean_error: NDArray[np.float64]
+    """Its standard error, over sets; NaN for one set."""
     global_variance: NDArray[np.float64]
     """Variance over the features of one attention output, averaged over sets."""
     feature_variance: NDArray[np.float64]
@@ -68,29 +73,31 @@ def evaluate(
     device = next(network.parameters()).device
     size = max(_CHUNK.get(device.type, _DEFAULT_CHUNK) // length, 1)
     with torch.inference_mode(), without_denormals():
-        for tokens, labels in draw_test_sets(network.task, length, n_sets):
-            for start in range(0, len(tokens), size):
-                some, right = (x[start : start + size].to(device) for x in (tokens, labels))
-                for member, tally in zip(members, tallies, strict=True):
+        for seed, member, tally in zip(network.seeds, members, tallies, strict=True):
+            for tokens, labels in draw_test_sets(network.task, length, n_sets, seed=seed):
+                for start in range(0, len(tokens), size):
+                    some, right = (x[start : start + size].to(device) for x in (tokens, labels))
                     tally.update(member(some), right)
-                advance(len(some) * length * len(members))
+                    advance(len(some) * length)
     return _joined(tallies)
 
 
-def draw_test_sets(task: SetTask, length: int, n_sets: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Tokens and labels of the test sets of a length, which no training meets."""
+def draw_test_sets(
+    task: SetTask, length: int, n_sets: int, *, seed: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Tokens and labels of a seed's test sets of a length, which no training meets."""
     at_once = max(_DRAWN // length, 1)
     for block, start in enumerate(range(0, n_sets, at_once)):
-        generator = torch_generator(0, "test sets", task.name, length, block)
+        generator = torch_generator(seed, "test sets", task.name, length, block)
         tokens, labels = task.sample(at_once, length, generator)
         yield tokens[: n_sets - start], labels[: n_sets - start]
 
 
-def digest_test_sets(task: SetTask, lengths: tuple[int, ...]) -> str:
+def digest_test_sets(task: SetTask, lengths: Sequence[int], seeds: Sequence[int]) -> str:
     """A short name for the test sets: the same for the same ones."""
-    digest = hashlib.sha256()
-    for length in lengths:
-        tokens, _ = next(draw_test_sets(task, length, 1))
+    digest = hashlib.sha256(repr(tuple(seeds)).encode())
+    for length in lengths:  # the other seeds' come from the same stream, by their numbers
+        tokens, _ = next(draw_test_sets(task, length, 1, seed=seeds[0]))
         digest.update(tokens.numpy().tobytes())
     return digest.hexdigest()[:16]
 
@@ -138,13 +145,16 @@ def _top(weights: Tensor) -> Tensor:
 
 
 def _joined(tallies: list[_Tally]) -> Measured:
-    means = np.stack([tally.vectors.summary().mean for tally in tallies])
+    vectors = [tally.vectors.summary() for tally in tallies]
+    means = np.stack([of.mean for of in vectors])
+    errors = np.stack([np.sqrt(of.variance / np.maximum(of.count, 1)) for of in vectors])
     spread = [np.mean(tally.features.summary().variance) for tally in tallies]
     finite = np.array([tally.features.summary().nonfinite.sum() == 0 for tally in tallies])
     first = tallies[0]
     return Measured(
         accuracy=np.where(finite, means[:, 0], np.nan),
         global_mean=means[:, 1],
+        global_mean_error=errors[:, 1],
         global_variance=means[:, 2],
         feature_variance=np.array(spread),
         entropy=means[:, 3],

@@ -13,7 +13,7 @@ from llmprobe.base.lengths import LONGEST, parse_lengths
 from llmprobe.base.seeds import check_seed
 from llmprobe.errors import CheckpointError
 from llmprobe.synthetic.decoder_plan import DecoderPlan, DecoderTraining
-from llmprobe.synthetic.plan import Plan
+from llmprobe.synthetic.plan import TESTS, Plan
 from llmprobe.synthetic.search_plan import SearchPlan
 from llmprobe.synthetic.set_plan import SetPlan, SetTraining
 from llmprobe.synthetic.tasks import SequenceTask, Task
@@ -63,6 +63,10 @@ def plan_search(
 
 def plan_of(configuration: Mapping[str, Any]) -> Plan:
     """The plan that a run's configuration is of."""
+    if configuration.get("tests") != TESTS:
+        raise CheckpointError(
+            "a training of an older version, whose seeds share their tests; train it again"
+        )
     names = _fields_of(_training_class(configuration["task"]))
     base = training_of({name: x for name, x in configuration.items() if name in names})
     variants, lengths, sets = (configuration[name] for name in _TESTS)

@@ -174,6 +174,8 @@ def make_synthetic_result(
         global_variance=0.75 * level * (n / 16) ** -falls,
         feature_variance=0.7 * spread,
         entropy=np.log(n) - rng.random(size=shape),
+        global_mean_error=np.full(shape, 0.01),
+        shared_tests=False,
         diverged=np.full(shape[:2], -1),
         loss_steps=np.arange(points) * 400,
         loss=np.exp(-0.2 * np.arange(points)) + rng.random(size=(*shape[:2], points)),

@@ -50,26 +50,26 @@ def complement_oracle(tokens):
     return -1e4 * given.float()
 
 
-def sequences(task, length, n):
-    return torch.cat(list(draw_test_sequences(task, length, n)))
+def sequences(task, length, n, seed=0):
+    return torch.cat(list(draw_test_sequences(task, length, n, seed=seed)))
 
 
 def naive(network, task, lengths, n):
     """With a forward for each sequence, length and seed, and the standard library."""
-    tokens = sequences(task, max(lengths), n)
-    allowed = task.allowed(tokens)
-    members = [network.member(index) for index in range(len(network.seeds))]
-    found = {name: np.zeros((len(network.seeds), len(lengths))) for name in SCORES}
-    counts, guessed = np.zeros(len(lengths)), np.zeros(len(lengths))
-    for column, length in enumerate(lengths):
-        for row in range(n):
-            good = set(allowed[row, length - 1].nonzero()[:, 0].tolist())
-            if not good:
-                continue
-            bad = set(range(task.vocab)) - good
-            counts[column] += 1
-            guessed[column] += len(bad) / task.vocab
-            for seed, alone in enumerate(members):
+    shape = (len(network.seeds), len(lengths))
+    found = {name: np.zeros(shape) for name in SCORES}
+    counts, guessed = np.zeros(shape), np.zeros(shape)
+    for seed, number in enumerate(network.seeds):
+        tokens, alone = sequences(task, max(lengths), n, number), network.member(seed)
+        allowed = task.allowed(tokens)
+        for column, length in enumerate(lengths):
+            for row in range(n):
+                good = set(allowed[row, length - 1].nonzero()[:, 0].tolist())
+                if not good:
+                    continue
+                bad = set(range(task.vocab)) - good
+                counts[seed, column] += 1
+                guessed[seed, column] += len(bad) / task.vocab
                 logits = alone(tokens[row : row + 1, :length]).logits[0, -1].tolist()
                 total = math.log(math.fsum(math.exp(x) for x in logits))
                 target = 1 / len(good)
@@ -142,13 +142,27 @@ def test_more_sequences_begin_with_the_same():
         assert torch.equal(sequences(COMPLEMENT, 2, n), many[:n, :3])
     assert not torch.equal(many[1024:], many[: 1500 - 1024])  # a block of its own
     found = score(build(COMPLEMENT), COMPLEMENT, (1, 4), 1030)
-    assert found["n_sequences"].tolist() == [1030, 1030]
+    assert found["n_sequences"].tolist() == [[1030, 1030]] * 2
+
+
+def test_a_seed_has_its_own_sequences():
+    assert torch.equal(sequences(COMPLEMENT, 4, 30, 5), sequences(COMPLEMENT, 4, 30, 5))
+    assert not torch.equal(sequences(COMPLEMENT, 4, 30, 5), sequences(COMPLEMENT, 4, 30, 6))
+    twins = score(build(COMPLEMENT, seeds=(5, 5)), COMPLEMENT, (2, 4), 30)
+    assert (twins["n_sequences"] == 30).all()
+    other = build(COMPLEMENT, seeds=(6, 5))
+    other.load_state_dict(build(COMPLEMENT, seeds=(5, 5)).state_dict())
+    moved = score(other, COMPLEMENT, (2, 4), 30)["kl"]
+    assert (moved[0] != twins["kl"][0]).all()
+    np.testing.assert_allclose(moved[1], twins["kl"][1], rtol=1e-12)
 
 
 def test_the_digest_is_of_the_sequences():
-    digests = [digest_test_sequences(task) for task in (COMPLEMENT, ComplementTask(8), OTHELLO)]
-    assert len(set(digests)) == 3
-    assert digest_test_sequences(ComplementTask(7)) == digests[0]
+    tasks = (COMPLEMENT, ComplementTask(8), OTHELLO)
+    digests = [digest_test_sequences(task, (0, 1)) for task in tasks]
+    digests += [digest_test_sequences(COMPLEMENT, seeds) for seeds in ((0,), (1,))]
+    assert len(set(digests)) == 5
+    assert digest_test_sequences(ComplementTask(7), (0, 1)) == digests[0]
 
 
 def test_an_oracle_makes_no_mistake():
@@ -174,11 +188,11 @@ def test_an_oracle_of_othello_makes_no_mistake():
 def test_a_guesser_has_the_mass_of_guessing(name):
     task, lengths, n = CASES[name]
     found = score(Fake(lambda x: torch.full((*x.shape, task.vocab), 3.0)), task, lengths, n)
-    np.testing.assert_allclose(found["illegal_mass"][0], found["uniform_mass"], rtol=1e-12)
+    np.testing.assert_allclose(found["illegal_mass"], found["uniform_mass"], rtol=1e-12)
     np.testing.assert_allclose(found["gap"], 0, atol=1e-12)
     if name == "set-complement":
         share = np.array(lengths) / task.vocab
-        np.testing.assert_allclose(found["uniform_mass"], share, rtol=1e-12)
+        np.testing.assert_allclose(found["uniform_mass"][0], share, rtol=1e-12)
         np.testing.assert_allclose(found["kl"][0], -np.log(1 - share), rtol=1e-12)
 
 
@@ -215,7 +229,7 @@ def test_what_comes_out_after_the_end_of_a_game_does_not_count():
         return found
 
     found = score(Fake(logits), OTHELLO, (1, 59), 400)
-    assert found["n_sequences"].tolist() == [400, 400 - int(ended[:, -1].sum())]
+    assert found["n_sequences"].tolist() == [[400, 400 - int(ended[:, -1].sum())]]
     assert np.isfinite(found["kl"]).all()
 
 
@@ -230,8 +244,8 @@ def test_where_all_or_none_are_allowed_nothing_warns():
 
     with np.errstate(all="raise"):
         found = score(build(COMPLEMENT), Odd(7), (1, 2, 3), 12)
-    assert found["n_sequences"].tolist() == [12, 12, 0]
-    assert found["uniform_mass"][0] == 0
+    assert found["n_sequences"].tolist() == [[12, 12, 0]] * 2
+    assert (found["uniform_mass"][:, 0] == 0).all()
     assert (found["illegal_mass"][:, 0] == 0).all()
     assert np.isfinite(found["kl"]).tolist() == [[True, True, False]] * 2
     assert np.isfinite(found["gap"]).tolist() == [[False, True, False]] * 2

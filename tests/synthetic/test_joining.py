@@ -1,5 +1,7 @@
 """Trainings that are joined are the training of all their seeds, tested at all their lengths."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -125,3 +127,15 @@ def test_a_training_stays_on_its_device_and_version(tmp_path):
     path.write_text(path.read_text().replace('"device": "cpu"', '"device": "cuda"'))
     with pytest.raises(CheckpointError, match=r"device 'cuda' \(asked: 'cpu'\)"):
         train_synthetic(**SETS, seeds=1, lengths="16", output=tmp_path)
+
+
+def test_trainings_whose_seeds_shared_their_tests_are_not_joined(tmp_path):
+    for name, first in (("a", 0), ("b", 2)):
+        options = SETS | {"lengths": "16", "seeds": 2, "first_seed": first}
+        train_synthetic(**options, output=tmp_path / name)
+        path = tmp_path / name / "configuration.json"
+        facts = json.loads(path.read_text())
+        del facts["tests"]
+        path.write_text(json.dumps(facts))
+    with pytest.raises(CheckpointError, match="whose seeds share their tests; train it again"):
+        merge_results([tmp_path / "a", tmp_path / "b"], tmp_path / "all")

@@ -27,7 +27,7 @@ def test_the_frame_has_a_row_for_each_variant_seed_and_length(run):
     frame = run[1].to_frame()
     assert list(frame.columns) == [
         *("task", "variant", "seed", "length", "accuracy", "n_sets"),
-        *("global_mean", "global_variance", "feature_variance", "entropy"),
+        *("global_mean", "global_variance", "feature_variance", "entropy", "global_mean_error"),
     ]
     assert len(frame) == 5 * 3 * 2
     assert set(frame.n_sets) == {32}

@@ -108,7 +108,7 @@ def coded(piece):
             )
             for name in SCORES
         }
-        measured[variant]["n_sequences"] = np.full(len(PLAN.lengths), 16.0)
+        measured[variant]["n_sequences"] = np.full((len(twins), len(PLAN.lengths)), 16.0)
     diverged = np.array([s if rate > 0 and s % 3 == 0 else -1 for s, rate in twins])
     return Done(piece, measured, np.zeros((1, len(twins))), diverged)
 

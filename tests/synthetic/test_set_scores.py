@@ -11,9 +11,9 @@ from llmprobe.synthetic.tasks import TASKS, ArgmaxTask, DictionaryTask, SetTask
 
 
 def _brute(network, length, n_sets):
-    """Set by set, all in float64 numpy."""
+    """Set by set, all in float64 numpy, of one seed on its own sets."""
     hits, outputs, entropies, tops = [], [], [], []
-    for tokens, labels in draw_test_sets(network.task, length, n_sets):
+    for tokens, labels in draw_test_sets(network.task, length, n_sets, seed=network.seeds[0]):
         for one, label in zip(tokens, labels, strict=True):
             with torch.no_grad():
                 answer = network(one[None])
@@ -29,6 +29,7 @@ def _brute(network, length, n_sets):
         "global_variance": x.var(axis=1).mean(),
         "feature_variance": x.var(axis=0, ddof=1).mean(),
         "entropy": np.mean(entropies),
+        "global_mean_error": x.mean(axis=1).std(ddof=1) / n_sets**0.5,
     }, (x, np.array(tops))
 
 
@@ -36,7 +37,7 @@ def _brute(network, length, n_sets):
 @pytest.mark.parametrize("chunk", [64, 2**14])
 def test_all_statistics_equal_a_loop_over_single_sets(monkeypatch, task, chunk):
     monkeypatch.setitem(evaluation._CHUNK, "cpu", chunk)
-    network = SetNetwork(task, "layernorm", seeds=(0, 1), width=16, heads=2)
+    network = SetNetwork(task, "layernorm", seeds=(4, 1), width=16, heads=2)
     measured = evaluate(network, length=20, n_sets=50)
     for index in range(2):
         expected, (x, tops) = _brute(network.member(index), 20, 50)
@@ -58,17 +59,36 @@ def test_chunks_do_not_change_the_sets(monkeypatch):
 
 def test_few_test_sets_are_the_beginning_of_many():
     many, few = (
-        torch.cat([tokens for tokens, _ in draw_test_sets(ArgmaxTask(), 2**17, n)]) for n in (12, 9)
+        torch.cat([tokens for tokens, _ in draw_test_sets(ArgmaxTask(), 2**14, n, seed=0)])
+        for n in (12, 9)
     )
     assert torch.equal(many[:9], few)
     assert len(many) == 12
 
 
+def test_a_seed_has_its_own_test_sets_whatever_the_variant_and_its_neighbors():
+    first, again, other = (
+        next(draw_test_sets(ArgmaxTask(), 20, 8, seed=seed))[0] for seed in (3, 3, 4)
+    )
+    assert torch.equal(first, again)
+    assert not (first == other).any()
+    stack = SetNetwork("argmax", "layernorm", seeds=(4, 3), width=16)
+    pair, alone = evaluate(stack, 20, 64), evaluate(stack.member(1), 20, 64)
+    assert pair.accuracy[1] == alone.accuracy[0]
+    assert pair.global_mean[1] == alone.global_mean[0]
+    # The same network under another seed's number is tested on that seed's sets.
+    renamed = SetNetwork("argmax", "layernorm", seeds=(9,), width=16)
+    renamed.load_state_dict(stack.member(1).state_dict())
+    assert evaluate(renamed, 20, 64).global_mean[0] != alone.global_mean[0]
+
+
 def test_digests_tell_test_sets_apart():
     argmax, dictionary = ArgmaxTask(), DictionaryTask()
-    assert digest_test_sets(argmax, (16, 32)) == digest_test_sets(argmax, (16, 32))
-    assert digest_test_sets(argmax, (16, 32)) != digest_test_sets(argmax, (16, 64))
-    assert digest_test_sets(argmax, (16,)) != digest_test_sets(dictionary, (16,))
+    assert digest_test_sets(argmax, (16, 32), (0,)) == digest_test_sets(argmax, (16, 32), (0,))
+    assert digest_test_sets(argmax, (16, 32), (0,)) != digest_test_sets(argmax, (16, 64), (0,))
+    assert digest_test_sets(argmax, (16,), (0,)) != digest_test_sets(dictionary, (16,), (0,))
+    assert digest_test_sets(argmax, (16,), (0,)) != digest_test_sets(argmax, (16,), (0, 1))
+    assert digest_test_sets(argmax, (16,), (0,)) != digest_test_sets(argmax, (16,), (1,))
 
 
 def test_short_sets_have_zeros_behind_their_weights():
