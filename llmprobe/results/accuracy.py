@@ -3,6 +3,8 @@
     result = load_result("runs/argmax")
     result.compare_frame()     # each variant against the first one, paired over seeds
     result.tail_frame()        # how fast the variance of single features falls
+    result.drift_frame()       # how far the global mean drifts, whichever way
+    result.reading()           # what is confirmed, in words
     result.plot("shift")
 
 The seed is the unit of observation: every interval and every test is over seeds. Variants share
@@ -23,11 +25,13 @@ from llmprobe.base.intervals import (
     fit_decay,
     geometric_estimate,
     holm,
+    magnitude,
     paired_p,
+    verdict,
 )
-from llmprobe.results.base import check_shape, records
+from llmprobe.results.base import check_shape, missing_as_nan, records
 from llmprobe.results.tables import count, heading, interval_cell, mean_cell, p_cell, titled
-from llmprobe.results.trained import Array, VariantsResult, check_whole
+from llmprobe.results.trained import Array, VariantsResult, check_whole, spoken
 from llmprobe.results.views import Lines, View
 
 if TYPE_CHECKING:
@@ -36,6 +40,8 @@ if TYPE_CHECKING:
 
 MAX_EXAMPLES, MAX_WEIGHTS = 32, 16
 """Of `top_weights`, as in Figure 4."""
+MARGIN = 0.01
+"""Differences in accuracy of less than a point do not matter: the margin of all verdicts."""
 _TAIL = 64
 """The tail begins at this many times the longest training length: there 1/N has set in."""
 _MIN_TAIL = 3
@@ -81,6 +87,7 @@ class SyntheticResult(VariantsResult, kind="synthetic"):
         "global_variance",
         "feature_variance",
         "entropy",
+        "global_mean_error",
     )
 
     tests: ClassVar[str] = "n_sets"
@@ -104,6 +111,8 @@ class SyntheticResult(VariantsResult, kind="synthetic"):
     entropy: Array
     """Of the attention weights in nats, mean over sets and heads; NaN where the weights are no
     distribution."""
+    global_mean_error: Array = missing_as_nan("variants", "seeds", "lengths")
+    """Standard error of `global_mean` over sets; NaN in results of older versions."""
     feature_values: NDArray[np.float32]
     """Values of the kept features, first seed: (variants, lengths, sets, features)."""
     top_weights: NDArray[np.float32]
@@ -163,12 +172,14 @@ class SyntheticResult(VariantsResult, kind="synthetic"):
         columns = ["variant", "length", "mean", "sd", "n_seeds", "low", "high"]
         return pd.DataFrame(rows, columns=columns)
 
-    def compare_frame(self) -> "pd.DataFrame":
+    def compare_frame(self, margin: float = MARGIN) -> "pd.DataFrame":
         """A row for each other variant and length: its accuracy minus the first variant's.
 
         Paired over seeds: mean difference, 95 % t interval, p of the paired t test, and whether it
         is significant after Holm's correction over the variant's lengths. Where the differences
-        do not vary there is no test: p is NaN.
+        do not vary there is no test: p is NaN. `verdict` is of the claim that the variant is
+        better: confirmed or reversed where significant, equivalent where the interval lies within
+        ± `margin`, else undecided.
         """
         import pandas as pd
 
@@ -181,9 +192,11 @@ class SyntheticResult(VariantsResult, kind="synthetic"):
                 p = paired_p(e)
                 rows.append((variant, self.variants[0], length, e.mean, e.low, e.high, p, e.n))
             significant = holm([row[-2] for row in rows])
-            parts += [(*row[:-1], s, row[-1]) for row, s in zip(rows, significant, strict=True)]
+            for row, s in zip(rows, significant, strict=True):
+                word = verdict(row[4], row[5], margin=margin, significant=bool(s))
+                parts.append((*row[:-1], s, row[-1], word))
         columns = ["variant", "reference", "length", "difference", "low", "high", "p"]
-        return pd.DataFrame(parts, columns=[*columns, "significant", "n_seeds"])
+        return pd.DataFrame(parts, columns=[*columns, "significant", "n_seeds", "verdict"])
 
     def key_frame(self) -> "pd.DataFrame":
         return self.compare_frame() if len(self.variants) > 1 else self.summary_frame()
@@ -211,16 +224,47 @@ class SyntheticResult(VariantsResult, kind="synthetic"):
                 rows.append((variant, e.mean, e.low, e.high, first, e.n, estimate(ratio[v]).mean))
         return pd.DataFrame(rows, columns=[*columns, "global_variance_ratio"])
 
-    def shift_frame(self) -> "pd.DataFrame":
-        """Figure 3: a row for each statistic, variant and length, over seeds, with 95 % intervals.
+    def drift_frame(self) -> "pd.DataFrame":
+        """A row for each variant and length: how far the global mean drifts, whichever way.
 
-        `mean_drift` is (global mean − that at `reference`) / the global variance there. The two
-        variances are positive and drawn on log axes, so their means are geometric.
+        A seed's drift is (global mean − that at `reference`) / the global variance there. Its sign
+        differs between seeds, so `rms` is the root mean square over them, with a 95 % interval.
+        `noise` is what the finite number of sets alone would give; p is of the test that there is
+        nothing else, `significant` after Holm's correction over the variant's lengths. Both are
+        NaN for results of older versions, and at `reference`.
         """
         import pandas as pd
 
+        drift, error = self._drifts()
+        parts = []
+        for v, variant in enumerate(self.variants):
+            rows = [
+                (variant, length, *magnitude(drift[v, :, n], error[v, :, n]))
+                for n, length in enumerate(self.lengths)
+            ]
+            significant = holm([row[-2] for row in rows])
+            parts += [(*row[:-1], s, row[-1]) for row, s in zip(rows, significant, strict=True)]
+        columns = ["variant", "length", "rms", "low", "high", "noise", "p"]
+        return pd.DataFrame(parts, columns=[*columns, "significant", "n_seeds"])
+
+    def _drifts(self) -> tuple[Array, Array]:
+        """Drifts of the global mean and their errors over sets: (variants, seeds, lengths)."""
         at = slice(None), slice(None), [self.lengths.index(self.reference)]
-        drift = divide(self.global_mean - self.global_mean[at], self.global_variance[at])
+        scale = self.global_variance[at]
+        error = np.sqrt(self.global_mean_error**2 + self.global_mean_error[at] ** 2)
+        error[at] = np.nan  # there it is no drift
+        return divide(self.global_mean - self.global_mean[at], scale), divide(error, scale)
+
+    def shift_frame(self) -> "pd.DataFrame":
+        """Figure 3: a row for each statistic, variant and length, over seeds, with 95 % intervals.
+
+        `mean_drift` is (global mean − that at `reference`) / the global variance there, with its
+        sign: over seeds it may cancel, see `drift_frame`. The two variances are positive and drawn
+        on log axes, so their means are geometric.
+        """
+        import pandas as pd
+
+        drift, _ = self._drifts()
         rows = []
         for name in ("mean_drift", "global_variance", "feature_variance"):
             is_drift = name == "mean_drift"
@@ -250,7 +294,7 @@ class SyntheticResult(VariantsResult, kind="synthetic"):
         line = (
             f"{self.kind} {self.task}: {n} variant{'s' * (n > 1)}, lengths {self.lengths[0]}.."
             f"{self.lengths[-1]}, {len(self.seeds)} seed{'s' * (len(self.seeds) > 1)}, "
-            f"{self.steps} steps"
+            f"{self.duration}"
         )
         frame = self.compare_frame()
         last = frame[frame.length == self.lengths[-1]]
@@ -283,18 +327,60 @@ class SyntheticResult(VariantsResult, kind="synthetic"):
             parts += [_against(name, summary, comparisons[comparisons.variant == name]), Text()]
         about = (
             f"accuracy in %, mean ± standard deviation over {count(summary.n_seeds, 'seed')}; "
-            f"{count(self.n_sets, 'set')} per length, the same for all seeds"
+            f"{count(self.n_sets, 'set')} per length, {self.whose_tests}"
         )
         if others:
             about += (
                 f"; difference in points, paired over {count(comparisons.n_seeds, 'seed')}, with "
                 "its 95 % CI over seeds; p of the paired t test; * significant at 0.05 after "
-                "Holm's correction over the lengths"
+                "Holm's correction over the lengths; verdict on “the variant is better”"
             )
-        parts.append(Text(about, style="italic"))
+        parts.append(Text(f"{about}. Trained for {self.settings}.", style="italic"))
         if len(tail := self.tail_frame()):
             parts += [Text(), self._tail_table(tail)]
+        if self.lengths[-1] != self.reference:
+            drift = self.drift_frame()
+            parts += [Text(), self._drift_table(drift[drift.length == self.lengths[-1]])]
         return Group(*parts)
+
+    def remarks(self) -> list[str]:
+        return [self.reading()] if len(self.variants) > 1 else []
+
+    def reading(self, margin: float = MARGIN) -> str:
+        """For each variant, at which lengths “it is better than the first” is confirmed."""
+        found = []
+        for variant, rows in self.compare_frame(margin).groupby("variant", sort=False):
+            words = [(row["verdict"], f"{row['length']}") for row in rows.to_dict("records")]
+            claim = f"“{variant} is better than {self.variants[0]}”"
+            found.append(f"{claim}: {spoken(words, 'at')} items.")
+        return (
+            f"{' '.join(found)} Equivalent: the 95 % CI lies within {100 * margin:g} points of 0. "
+            "Confirmed, reversed: it does not, lies above or below 0, and is significant. Trained "
+            f"for {self.settings}; {len(self.seeds)} seeds."
+        )
+
+    def _drift_table(self, drift: "pd.DataFrame") -> Any:
+        """A row per variant: the drift of the global mean at the longest length."""
+        from rich.text import Text
+
+        table = titled(
+            f"drift of the global mean from {self.reference} to {self.lengths[-1]} items, over the "
+            f"global variance at {self.reference}: root mean square over seeds; noise: what the "
+            "finite number of sets alone would give; p of the test against it"
+        )
+        table.add_column("variant", overflow="fold")
+        for name in ("drift", "95 % CI", "noise", "p", "seeds"):
+            table.add_column(name, justify="right", no_wrap=True)
+        for row in drift.to_dict("records"):
+            table.add_row(
+                Text(row["variant"]),
+                f"{row['rms']:.2g}",
+                interval_cell(row, "{:.2g} to {:.2g}"),
+                "–" if np.isnan(row["noise"]) else f"{row['noise']:.2g}",
+                p_cell(row["p"]),
+                f"{row['n_seeds']}",
+            )
+        return table
 
     def _tail_table(self, tail: "pd.DataFrame") -> Any:
         """A row per variant: the slope of the variance of single features."""
@@ -323,6 +409,8 @@ class SyntheticResult(VariantsResult, kind="synthetic"):
         return super().to_document() | {
             "comparisons": records(self.compare_frame()),
             "tail": records(self.tail_frame()),
+            "drift": records(self.drift_frame()),
+            "reading": " ".join(self.remarks()),
         }
 
     def _draw(self, kind: str, ax: Any) -> Any:
@@ -338,8 +426,10 @@ class SyntheticResult(VariantsResult, kind="synthetic"):
                 ax=ax,
             )
         if kind == "shift":
-            frame = self.shift_frame()
-            return figures.draw_shift(frame, reference=self.reference, n_sets=self.n_sets, ax=ax)
+            frame, drift = self.shift_frame(), self.drift_frame()
+            return figures.draw_shift(
+                frame, drift, reference=self.reference, n_sets=self.n_sets, ax=ax
+            )
         if kind == "features":
             return figures.draw_features(self.feature_frame(), seed=self.seeds[0], ax=ax)
         return figures.draw_weights(
@@ -354,14 +444,16 @@ def _against(variant: str, summary: "pd.DataFrame", comparisons: "pd.DataFrame")
     shown = list(dict.fromkeys([*comparisons.reference, variant]))
     for name in shown:
         table.add_column(heading(name), justify="right")
-    for name in ("difference", "95 % CI", "p") if len(shown) > 1 else ():
-        table.add_column(name, justify="left" if name == "p" else "right", no_wrap=True)
+    for name in ("diff.", "95 % CI", "p", "verdict") if len(shown) > 1 else ():
+        left = name in ("p", "verdict")
+        table.add_column(name, justify="left" if left else "right", no_wrap=True)
     accuracy = summary.set_index(["variant", "length"])[["mean", "sd"]] * 100
     ends = {
         row["length"]: (
             f"{100 * row['difference']:+.1f}",
             interval_cell(row, "[{:+.1f}, {:+.1f}]", scale=100),
             p_cell(row["p"], significant=row["significant"]),
+            row["verdict"],
         )
         for row in comparisons.to_dict("records")
     }

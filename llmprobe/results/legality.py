@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from llmprobe.base.intervals import Estimate, estimate, fit_decay, holm, paired_p
+from llmprobe.base.intervals import Estimate, estimate, fit_decay, holm, paired_p, verdict
 from llmprobe.base.lengths import spread
 from llmprobe.results.base import check_shape, records
 from llmprobe.results.tables import count, heading, interval_cell, mean_cell, p_cell, titled
@@ -26,6 +26,7 @@ from llmprobe.results.trained import (
     check_score,
     check_target,
     check_whole,
+    spoken,
 )
 from llmprobe.results.views import Lines, View
 
@@ -40,6 +41,9 @@ METRICS = {
     "gap": "logit gap",
 }
 """What is measured at each length, and its name in words; less is better for all but the gap."""
+MARGINS = {"illegal_top1": 0.01, "illegal_mass": 0.01, "kl": 0.01, "gap": 0.0}
+"""Differences that do not matter: a point, or 0.01 nats. None is known for the gap, so nothing is
+equivalent there."""
 _MAX_LENGTHS = 12
 """Rows of the table by length."""
 
@@ -84,7 +88,8 @@ class LegalityResult(VariantsResult, kind="legality"):
     tests: ClassVar[str] = "n_sequences"
 
     n_sequences: tuple[int, ...]
-    """Test sequences, one number per length: some games end early."""
+    """Test sequences of a seed, one number per length: some games end early. Where seeds differ,
+    the fewest."""
     vocab: int
     """Tokens to choose from."""
     target: str
@@ -100,7 +105,7 @@ class LegalityResult(VariantsResult, kind="legality"):
     """Mean logit of allowed tokens minus that of the others, mean over sequences; NaN where all
     tokens are allowed, or none."""
     uniform_mass: Array
-    """(lengths,): what a uniform guess puts on illegal tokens, that is chance."""
+    """(lengths,): what a uniform guess puts on illegal tokens, that is chance; mean over seeds."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -167,7 +172,9 @@ class LegalityResult(VariantsResult, kind="legality"):
         That number is the mean over `n_lengths` lengths; a length at which no seed has a number is
         not one of them. `mean` is over `n_seeds`, `difference` is to the first variant, over the
         `n_pairs` seeds that both have, with 95 % t intervals. p is of one paired t test, not
-        corrected for the others. Empty where no length is beyond.
+        corrected for the others. `verdict` is of the claim that the variant is better, by the
+        interval and the margin of `MARGINS`; of the first variant it is empty. No rows where no
+        length is beyond.
         """
         import pandas as pd
 
@@ -177,9 +184,13 @@ class LegalityResult(VariantsResult, kind="legality"):
             for variant, own, against in self._pairs(values):
                 mean = (own.mean, own.low, own.high)
                 difference = (against.mean, against.low, against.high, paired_p(against))
-                rows.append((metric, variant, n_lengths, *mean, *difference, own.n, against.n))
+                claim = 1 if metric == "gap" else -1
+                word = verdict(against.low, against.high, margin=MARGINS[metric], claim=claim)
+                word = word if variant != self.variants[0] else ""
+                found = (*mean, *difference, own.n, against.n, word)
+                rows.append((metric, variant, n_lengths, *found))
         columns = ["metric", "variant", "n_lengths", "mean", "low", "high", "difference"]
-        columns += ["difference_low", "difference_high", "p", "n_seeds", "n_pairs"]
+        columns += ["difference_low", "difference_high", "p", "n_seeds", "n_pairs", "verdict"]
         return pd.DataFrame(rows, columns=columns)
 
     def key_frame(self) -> "pd.DataFrame":
@@ -228,7 +239,7 @@ class LegalityResult(VariantsResult, kind="legality"):
             f"{self.kind} {self.task}: {n} variant{'s' * (n > 1)}, "
             f"{self.lengths[0]}..{self.lengths[-1]} {self.unit} "
             f"(trained to {self.train_lengths[1]}), {n_seeds} seed{'s' * (n_seeds > 1)}, "
-            f"{self.steps} steps; {METRICS[self.main_metric]} {where}: {', '.join(found)}{more}"
+            f"{self.duration}; {METRICS[self.main_metric]} {where}: {', '.join(found)}{more}"
         )
 
     def table(self, *, width: int | None = None) -> Any:
@@ -252,8 +263,8 @@ class LegalityResult(VariantsResult, kind="legality"):
             by_length.add_row(f"{length}", *row, f"{guess:.0f}")
         about = (
             f"mean ± standard deviation over {count(summary.n_seeds, 'seed')}; "
-            f"{count(self.n_sequences, 'sequence')} per length, the same for all seeds; trained on "
-            f"{self.train_lengths[0]} to {self.train_lengths[1]} {self.unit}"
+            f"{count(self.n_sequences, 'sequence')} per length, {self.whose_tests}; trained on "
+            f"{self.train_lengths[0]} to {self.train_lengths[1]} {self.unit} for {self.settings}"
         )
         parts: list[Any] = [by_length, Text(about, style="italic")]
         if len(beyond := self.beyond_frame()):
@@ -261,6 +272,25 @@ class LegalityResult(VariantsResult, kind="legality"):
         if self.task == "set-complement" and len(slopes := self.gap_frame()):
             parts += [Text(), _gap_table(slopes)]
         return Group(*parts)
+
+    def remarks(self) -> list[str]:
+        return [self.reading()] if self.beyond and len(self.variants) > 1 else []
+
+    def reading(self) -> str:
+        """For each variant, in which metrics “it is better than the first” is confirmed."""
+        found = []
+        for variant, rows in self.beyond_frame().groupby("variant", sort=False):
+            if variant != self.variants[0]:
+                words = [
+                    (row["verdict"], METRICS[row["metric"]]) for row in rows.to_dict("records")
+                ]
+                claim = f"“{variant} is better than {self.variants[0]}”"
+                found.append(f"{claim}: {spoken(words, 'for')}.")
+        return (
+            f"Beyond training: {' '.join(found)} Equivalent: the 95 % CI lies within 1 point of 0, "
+            "or 0.01 nats of KL. Confirmed, reversed: it does not, and lies on one side of 0. "
+            f"Trained for {self.settings}; {len(self.seeds)} seeds."
+        )
 
     def _beyond_table(self, frame: "pd.DataFrame") -> Any:
         """A row for each metric and variant: its mean beyond training, paired with the first."""
@@ -275,6 +305,7 @@ class LegalityResult(VariantsResult, kind="legality"):
             table.add_column(name, overflow="fold")
         for name in ("mean", "difference", "95 % CI", "p", "seeds"):
             table.add_column(name, justify="right", no_wrap=True)
+        table.add_column("verdict", no_wrap=True)
         for row in frame.to_dict("records"):
             scale = 100 if row["metric"].startswith("illegal") else 1
             ends = {"low": row["difference_low"], "high": row["difference_high"]}
@@ -287,6 +318,7 @@ class LegalityResult(VariantsResult, kind="legality"):
                 interval_cell(ends, "[{:+.3g}, {:+.3g}]", scale=scale) if compared else "",
                 p_cell(row["p"]) if compared else "",
                 f"{row['n_pairs'] if compared else row['n_seeds']}",
+                row["verdict"],
             )
         return table
 
@@ -294,6 +326,7 @@ class LegalityResult(VariantsResult, kind="legality"):
         return super().to_document() | {
             "comparisons": records(self.beyond_frame()),
             "gap": records(self.gap_frame()),
+            "reading": " ".join(self.remarks()),
         }
 
     def _draw(self, kind: str, ax: Any) -> Any:

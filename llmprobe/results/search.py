@@ -29,6 +29,7 @@ from llmprobe.base.intervals import (
     positive_ratio,
     rank_correlation,
     signed_rank_p,
+    verdict,
 )
 from llmprobe.results.base import check_shape, records
 from llmprobe.results.tables import count, interval_cell, p_cell, titled
@@ -41,6 +42,7 @@ from llmprobe.results.trained import (
     check_target,
     check_whole,
     check_words,
+    spoken,
 )
 
 if TYPE_CHECKING:
@@ -49,13 +51,18 @@ if TYPE_CHECKING:
 
 WEIGHTS = ("raw", "ema", "bema")
 OUTCOMES = {
-    "learning_rate": ("raw", 0),
-    "dropout": ("raw", 1),
-    "ema_decay": ("ema", 0),
-    "width": ("raw", 0),
-    "depth": ("raw", 0),
+    "learning_rate": "raw weights without dropout",
+    "dropout": "dropout, raw weights",
+    "ema_decay": "ema, without dropout",
+    "width": "raw weights without dropout",
+    "depth": "raw weights without dropout",
 }
-"""Each hyper-parameter with the weights, and the twin, whose outcome it is held against."""
+"""Each hyper-parameter with the outcome that it is held against. The strength of a remedy is held
+against its paired effect, named as in `pairs_frame`: its outcome alone would also vary with all
+that makes a setting good or bad."""
+MARGINS = {"kl": 0.02, "illegal_mass": 0.02, "illegal_top1": 0.01, "gap": 0.0}
+"""Changes that do not matter: a ratio within 2 %, a difference of a point. None is known for the
+gap, so nothing is equivalent there."""
 _TWINS = ("without dropout", "with dropout")
 _RATIOS = ("kl", "illegal_mass")
 """Compared by ratios; the others by differences, since they can be 0."""
@@ -197,7 +204,8 @@ class SearchResult(TrainedResult, kind="search"):
         `effect_size` is the geometric mean over settings of the ratios, or the mean of the
         differences, with a 95 % t interval (of the logarithms). `helps` is the share of settings
         in which it is better, a tie counted half. `p` is of Wilcoxon's signed-rank test, NaN with
-        under 6 settings or where all are ties; `significant` is Holm's over the seven.
+        under 6 settings or where all are ties; `significant` is Holm's over the seven. `verdict`
+        is of the claim that the effect helps, with the margin of `MARGINS`.
         """
         import pandas as pd
 
@@ -213,7 +221,16 @@ class SearchResult(TrainedResult, kind="search"):
             rows.append((effect, where, e.n, *found, signed_rank_p(change)))
         columns = ["effect", "where", "n_settings", "effect_size", "low", "high", "scale"]
         frame = pd.DataFrame(rows, columns=[*columns, "helps", "p"])
-        return frame.assign(significant=holm(frame.p))
+        significant = holm(frame.p)
+        margin = np.log1p(MARGINS[metric]) if ratio else MARGINS[metric]
+        ends = frame[["low", "high"]].to_numpy()
+        words = [
+            verdict(low, high, margin=margin, claim=sign, significant=bool(s))
+            for (low, high), s in zip(
+                log_positive(ends) if ratio else ends, significant, strict=True
+            )
+        ]
+        return frame.assign(significant=significant, verdict=words)
 
     def key_frame(self) -> "pd.DataFrame":
         return self.effect_frame()
@@ -221,23 +238,31 @@ class SearchResult(TrainedResult, kind="search"):
     def scatter_frame(self, metric: str = "kl") -> "pd.DataFrame":
         """A row for each hyper-parameter and setting: its value and the outcome it is held against.
 
-        That is the outcome of raw weights without dropout; with dropout for the dropout rate; of
-        the EMA without dropout for its decay.
+        That is the metric of raw weights without dropout (`scale` is "value"). The dropout rate is
+        held against dropout's paired effect on raw weights, and the decay against the EMA's without
+        dropout: `scale` is then "ratio" or "difference", as in `pairs_frame`.
         """
         import pandas as pd
 
-        outcomes = self._outcome(metric)
+        plain = self._outcome(metric)[:, 0, 0]
+        pairs = self.pairs_frame(metric)
+        pairs["outcome"] = pairs.effect + ", " + pairs["where"]
         parts = []
-        for parameter, (weights, twin) in OUTCOMES.items():
-            columns = {"parameter": parameter, "outcome": f"{weights} weights {_TWINS[twin]}"}
-            value, found = getattr(self, parameter), outcomes[:, twin, WEIGHTS.index(weights)]
-            setting = {"setting": range(len(self.seeds)), "value": value.astype(np.float64)}
-            parts.append(pd.DataFrame(columns | setting | {metric: found}))
+        for parameter, outcome in OUTCOMES.items():
+            pair = pairs[pairs.outcome == outcome]
+            paired = len(pair) > 0
+            columns = {"parameter": parameter, "outcome": outcome}
+            value = getattr(self, parameter).astype(np.float64)
+            setting = {"setting": range(len(self.seeds)), "value": value}
+            found = {metric: pair.change.to_numpy() if paired else plain}
+            scale = {"scale": pair.scale.iloc[0] if paired else "value"}
+            parts.append(pd.DataFrame(columns | setting | found | scale))
         return pd.concat(parts, ignore_index=True)
 
     def correlation_frame(self, metric: str = "kl") -> "pd.DataFrame":
         """A row for each hyper-parameter: Spearman's ρ with its outcome, over settings.
 
+        For the dropout rate and the decay of the EMA that is their paired effect.
         The 95 % interval is the percentile interval of 2000 resamples of settings. NaN where the
         parameter or the outcome does not vary, or with under 6 settings.
         """
@@ -273,7 +298,7 @@ class SearchResult(TrainedResult, kind="search"):
         return (
             f"{self.kind} {self.task}: {n} setting{'s' * (n > 1)}, {self.lengths[0]}.."
             f"{self.lengths[-1]} {self.unit} (trained to {self.train_lengths[1]}), "
-            f"{self.steps} steps; KL {self.region}: {', '.join(found)}"
+            f"{self.duration}; KL {self.region}: {', '.join(found)}"
         )
 
     def table(self, *, width: int | None = None) -> Any:
@@ -289,6 +314,7 @@ class SearchResult(TrainedResult, kind="search"):
             effects.add_column(name)
         for name in ("ratio", "95 % CI", "helps", "p", "settings"):
             effects.add_column(name, justify="right", no_wrap=True)
+        effects.add_column("verdict", no_wrap=True)
         for row in self.effect_frame().to_dict("records"):
             effects.add_row(
                 escape(row["effect"]),
@@ -298,13 +324,19 @@ class SearchResult(TrainedResult, kind="search"):
                 f"{row['helps']:.0%}",
                 p_cell(row["p"], significant=row["significant"]),
                 f"{row['n_settings']}",
+                row["verdict"],
             )
+        about = Text(
+            f"{count(self.n_sequences, 'sequence')} per length, {self.whose_tests}; trained on "
+            f"{self.train_lengths[0]} to {self.train_lengths[1]} {self.unit} for {self.settings}",
+            style="italic",
+        )
         correlations = self.correlation_frame()
         ranks = titled(
-            "Spearman's rank correlation with KL, with a bootstrap CI over "
-            f"{count(correlations.n_settings, 'setting')}"
+            "Spearman's rank correlation with KL, or with the ratio of KL that a remedy gives, and "
+            f"its bootstrap CI over {count(correlations.n_settings, 'setting')}"
         )
-        for name in ("parameter", "drawn from", "KL of"):
+        for name in ("parameter", "drawn from", "KL or ratio of"):
             ranks.add_column(name)
         for name in ("rho", "95 % CI", "p"):
             ranks.add_column(name, justify="right", no_wrap=True)
@@ -314,7 +346,7 @@ class SearchResult(TrainedResult, kind="search"):
             rho = "–" if np.isnan(row["rho"]) else f"{row['rho']:+.2f}"
             names = escape(row["parameter"]), drawn, escape(row["outcome"])
             ranks.add_row(*names, rho, interval, p_cell(row["p"]))
-        return Group(effects, Text(), ranks)
+        return Group(effects, about, Text(), ranks)
 
     def remarks(self) -> list[str]:
         return [self.reading()]
@@ -325,13 +357,13 @@ class SearchResult(TrainedResult, kind="search"):
         is_dropout = effects.effect == "dropout"
         n = sorted({effects.n_settings.min(), effects.n_settings.max()})
         return (
-            f"With a {self.schedule} learning rate, “dropout helps” is "
+            f"With a {self.schedule} learning rate, “dropout helps”: "
             f"{_verdicts(effects[is_dropout])}. "
-            f"“Averaging helps” is {_verdicts(effects[~is_dropout])}. "
-            f"Confirmed: the 95 % CI of the ratio of KL {self.region}, over settings (n = "
-            f"{' to '.join(map(str, n))}), lies below 1, and Wilcoxon's test is significant after "
-            f"Holm's correction over {len(effects)} comparisons. Refuted: the CI lies above 1, and "
-            "the test is significant."
+            f"“Averaging helps”: {_verdicts(effects[~is_dropout])}. "
+            f"Equivalent: the 95 % CI of the ratio of KL {self.region}, over settings (n = "
+            f"{' to '.join(map(str, n))}), lies within {100 * MARGINS['kl']:g} % of 1. Confirmed, "
+            "reversed: it does not, lies below or above 1, and Wilcoxon's test is significant "
+            f"after Holm's correction over {len(effects)} comparisons. Trained for {self.settings}."
         )
 
     def to_document(self) -> dict[str, Any]:
@@ -371,14 +403,13 @@ class SearchResult(TrainedResult, kind="search"):
 
 def _verdicts(effects: "pd.DataFrame") -> str:
     """Such as: confirmed for raw weights and ema weights, undecided for bema weights."""
-    found: dict[str, list[str]] = {"confirmed": [], "refuted": [], "undecided": []}
-    for row in effects.to_dict("records"):
-        below, above = row["high"] < 1, row["low"] > 1
-        verdict = "confirmed" if below else "refuted" if above else "undecided"
-        name = row["where"] if row["effect"] == "dropout" else f"{row['effect']} {row['where']}"
-        found[verdict if row["significant"] else "undecided"].append(name)
-    return ", ".join(
-        f"{verdict} for {' and '.join([', '.join(names[:-1]), names[-1]] if names[1:] else names)}"
-        for verdict, names in found.items()
-        if names
+    return spoken(
+        (
+            (
+                row["verdict"],
+                row["where"] if row["effect"] == "dropout" else f"{row['effect']} {row['where']}",
+            )
+            for row in effects.to_dict("records")
+        ),
+        "for",
     )

@@ -16,7 +16,7 @@ from llmprobe.results.accuracy import SyntheticResult
 
 COLUMNS = [
     *("task", "variant", "seed", "length", "accuracy", "n_sets"),
-    *("global_mean", "global_variance", "feature_variance", "entropy"),
+    *("global_mean", "global_variance", "feature_variance", "entropy", "global_mean_error"),
 ]
 
 
@@ -91,7 +91,10 @@ def test_the_other_frames_have_their_columns_too():
     result = make_synthetic_result(3)
     assert list(result.compare_frame().columns) == [
         *("variant", "reference", "length", "difference"),
-        *("low", "high", "p", "significant", "n_seeds"),
+        *("low", "high", "p", "significant", "n_seeds", "verdict"),
+    ]
+    assert list(result.drift_frame().columns) == [
+        *("variant", "length", "rms", "low", "high", "noise", "p", "significant", "n_seeds")
     ]
     assert list(result.summary_frame().columns) == [
         *("variant", "length", "mean", "sd", "n_seeds", "low", "high")
@@ -237,15 +240,17 @@ def test_a_document_has_rows_comparisons_tail_and_no_nan():
 def test_sets_have_a_row_a_length_with_its_paired_test():
     result = make_synthetic_result()
     shown = text(result.table()).splitlines()
-    header = [part.strip() for part in shown[0].split("  ") if part]
-    assert header == ["length", "baseline", "layernorm", "difference", "95 % CI", "p"]
+    header = [part.strip() for part in shown[0].split("  ") if part.strip()]
+    assert header[:6] == ["length", "baseline", "layernorm", "diff.", "95 % CI", "p"]
+    assert header[6:] == ["verdict"]
     rows = result.compare_frame().to_dict("records")
     for line, row, accuracy in zip(shown[1:], rows, result.accuracy[0].T, strict=False):
         assert line.split()[0] == f"{row['length']}"
         assert f"{100 * accuracy.mean():.1f} ± {100 * accuracy.std(ddof=1):.1f}" in line
         interval = f"[{100 * row['low']:+.1f}, {100 * row['high']:+.1f}]"
         assert f"{100 * row['difference']:+.1f}  {interval}" in line
-        assert line.rstrip().endswith("*") == row["significant"]
+        assert ("* " in line) == row["significant"]
+        assert line.split()[-1] == row["verdict"]
     whole = " ".join(" ".join(shown).split())
     assert "mean ± standard deviation over 8 seeds; 1024 to 4096 sets per length" in whole
     assert "* significant at 0.05 after Holm" in whole
@@ -260,8 +265,9 @@ def test_sets_stay_narrow_however_many_variants_there_are():
     assert shown.count("length ") >= 8
     assert shown.count(" 16384  ") >= 8
     alone = text(make_synthetic_result(1).table())
-    assert "difference" not in alone
+    assert "diff." not in alone
     assert "Holm" not in alone
+    assert make_synthetic_result(1).remarks() == []
 
 
 def test_sets_count_seeds_and_names_what_it_cannot_test():
@@ -274,9 +280,86 @@ def test_sets_count_seeds_and_names_what_it_cannot_test():
     assert "over 7 to 8 seeds" in shown
     assert "paired over 7 seeds" in shown
     first = next(line for line in shown.splitlines() if line.strip().startswith("16 "))
-    assert first.split()[-1] == "–"
+    assert first.split()[-2:] == ["–", "equivalent"]
 
 
 def test_names_of_strangers_are_only_text():
     result = dataclasses.replace(make_synthetic_result(), variants=("[/red]", "[bold]b"))
     assert "[/red]" in text(result.table())
+
+
+def test_a_table_says_whose_the_tests_are_and_how_training_went():
+    new = make_synthetic_result()
+    old = dataclasses.replace(new, shared_tests=True)
+    shown, before = (" ".join(text(result.table()).split()) for result in (new, old))
+    assert "sets per length, drawn anew for each seed and shared by its variants;" in shown
+    assert "the same for all seeds, so intervals leave out the noise of the tests;" in before
+    assert "Trained for 8000 steps, cosine learning rate." in shown
+    assert "8000 steps; accuracy" in new.headline()
+    for clip, words, short in (
+        (1.0, "gradients clipped at 1", "8000 steps, clip 1; "),
+        (0, "gradients not clipped", "8000 steps, no clip; "),
+    ):
+        arguments = {"clip": clip, "learning_rate": 1e-3, "weight_decay": 0.1}
+        record = dataclasses.replace(new.provenance, arguments=arguments)
+        told = dataclasses.replace(new, provenance=record)
+        said = f"8000 steps, cosine learning rate 0.001, weight decay 0.1, {words}"
+        assert f"Trained for {said}." in " ".join(text(told.table()).split())
+        assert f"Trained for {said}; 8 seeds." in told.reading()
+        assert short in told.headline()
+
+
+def test_a_folder_of_an_older_version_had_shared_tests_and_no_errors(tmp_path):
+    folder = make_synthetic_result().save(tmp_path / "run")
+    document = json.loads((folder / "result.json").read_text())
+    del document["checksums"], document["fields"]["shared_tests"]
+    del document["arrays"]["global_mean_error"]
+    with np.load(folder / "arrays.npz") as arrays:
+        kept = {name: arrays[name] for name in arrays.files if name != "global_mean_error"}
+    np.savez(folder / "arrays.npz", **kept)
+    (folder / "result.json").write_text(json.dumps(document))
+    old = load_result(folder)
+    assert old.shared_tests
+    drift = old.drift_frame()
+    assert drift[["noise", "p"]].isna().all(axis=None)
+    assert drift.rms.notna().all()
+    assert not drift.significant.any()
+    assert "the same for all seeds" in text(old.table())
+
+
+def test_drifts_that_cancel_over_seeds_are_seen_and_held_against_noise():
+    result = make_synthetic_result()
+    mean = np.zeros_like(result.global_mean)
+    mean[0, :, -1] = 0.5 * np.array([1, -1] * 4)
+    result = dataclasses.replace(result, global_mean=mean, global_variance=np.full_like(mean, 2.0))
+    signed = result.shift_frame().set_index(["statistic", "variant", "length"])["mean"]
+    assert signed["mean_drift", "baseline", 16384] == 0
+    drift = result.drift_frame().set_index(["variant", "length"])
+    row = drift.loc[("baseline", 16384)]
+    assert row.rms == pytest.approx(0.25)
+    assert row.noise == pytest.approx(np.hypot(0.01, 0.01) / 2)
+    assert row.p < 1e-9
+    assert row.significant
+    assert drift.loc[("layernorm", 16384)].p == 1
+    assert np.isnan(drift.loc[("baseline", 16)].p)  # the length that it is measured from
+    assert "0.25" in text(result.table()).split("drift of the global mean")[1]
+
+
+def test_verdicts_are_by_interval_test_and_margin():
+    result = make_synthetic_result()
+    rng = np.random.default_rng(0)
+    accuracy = np.full_like(result.accuracy, 0.5)
+    noise = 1e-3 * rng.normal(size=8)
+    for n, (shift, scale) in enumerate(
+        [(0.1, 1), (-0.1, 1), (0.002, 1), (0, 1), (0, 60), (0.004, 1)]
+    ):
+        accuracy[1, :, n] += shift + scale * (noise - noise.mean())
+    result = dataclasses.replace(result, accuracy=accuracy)
+    words = ["confirmed", "reversed", *["equivalent"] * 2, "undecided", "equivalent"]
+    assert result.compare_frame().verdict.tolist() == words
+    assert result.compare_frame(margin=0.003).verdict.iloc[-1] == "confirmed"
+    assert result.reading().startswith(
+        "“layernorm is better than baseline”: confirmed at 16, reversed at 64, equivalent at 256, "
+        "1024 and 16384, undecided at 4096 items. Equivalent: the 95 % CI lies within 1 points"
+    )
+    assert result.remarks() == [result.reading()]

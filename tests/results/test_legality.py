@@ -123,7 +123,7 @@ def test_the_other_frames_have_their_columns_too():
     ]
     assert list(result.beyond_frame().columns) == [
         *("metric", "variant", "n_lengths", "mean", "low", "high", "difference"),
-        *("difference_low", "difference_high", "p", "n_seeds", "n_pairs"),
+        *("difference_low", "difference_high", "p", "n_seeds", "n_pairs", "verdict"),
     ]
     assert list(result.gap_frame().columns) == [
         *("variant", "slope", "low", "high", "n_lengths", "n_seeds")
@@ -354,3 +354,29 @@ def test_othello_has_no_law_of_the_gap():
     assert "log gap" not in shown
     assert "illegal top-1, in %" in shown
     assert "beyond training" in shown
+
+
+def test_verdicts_know_which_way_is_better():
+    result = make_legality_result()
+    spread = np.linspace(-1e-4, 1e-4, 8)[:, None]
+    changed = {name: getattr(result, name).copy() for name in METRICS}
+    for name, shift in {"kl": 0.001, "illegal_mass": 0.05, "illegal_top1": -0.05, "gap": 1}.items():
+        changed[name][0] = 0.5
+        changed[name][1] = 0.5 + shift + spread
+    result = dataclasses.replace(result, **changed)
+    frame = result.beyond_frame().set_index(["variant", "metric"]).verdict
+    assert (frame["baseline"] == "").all()
+    assert frame["layernorm"].to_dict() == {
+        "illegal_top1": "confirmed",
+        "illegal_mass": "reversed",
+        "kl": "equivalent",
+        "gap": "confirmed",
+    }
+    assert result.reading().startswith(
+        "Beyond training: “layernorm is better than baseline”: confirmed for illegal top-1 and "
+        "logit gap, reversed for illegal mass, equivalent for KL divergence. Equivalent:"
+    )
+    assert "reversed" in text(result.table())
+    assert result.remarks() == [result.reading()]
+    inside = dataclasses.replace(result, train_lengths=(1, 31))
+    assert inside.remarks() == make_legality_result(1).remarks() == []

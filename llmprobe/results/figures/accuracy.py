@@ -86,35 +86,46 @@ def draw_accuracy(
 
 
 def draw_shift(
-    frame: pd.DataFrame, *, reference: int, n_sets: Sequence[int], ax: Any = None
+    frame: pd.DataFrame,
+    drift: pd.DataFrame,
+    *,
+    reference: int,
+    n_sets: Sequence[int],
+    ax: Any = None,
 ) -> NDArray[Any]:
     """Drift of the global mean, global variance, variance of single features (Figure 3).
 
-    `frame` is `SyntheticResult.shift_frame()`; the gray line in the last panel falls as 1/N.
+    The frames are `SyntheticResult.shift_frame()` and `drift_frame()`. The drift has either sign,
+    so its root mean square over seeds is drawn, above what test sets alone would give (dotted). The
+    gray line in the last panel falls as 1/N.
     """
+    drift = drift[drift.length != reference].rename(columns={"rms": "mean"})
     names = list(dict.fromkeys(frame.variant))
     n_columns = _legend_columns([*names, "slope −1"], 2 * COLUMN_WIDTH)
     height = 2.3 + _LEGEND_LINE * -(-(len(names) + 1) // n_columns)
     labels = {
-        "mean_drift": f"(global mean − that at {reference})\n/ global variance at {reference}",
+        "drift": f"|global mean − that at {reference}|\n/ global variance at {reference}, rms",
         "global_variance": "global variance over\nfeatures, mean over sets",
         "feature_variance": "variance of a feature over\nsets, mean over features",
     }
     with styled_axes(ax, n_panels=3, panels=True, width=2 * COLUMN_WIDTH, height=height) as axes:
         for panel, (statistic, label) in zip(axes, labels.items(), strict=True):
-            rows = frame[frame.statistic == statistic]
+            rows = drift if statistic == "drift" else frame[frame.statistic == statistic]
             for part, look in variants(rows, names):
                 draw_band(part, panel, **look)
+                if statistic == "drift":
+                    dots: dict[str, Any] = {"color": look["color"], "lw": 0.8, "ls": ":"}
+                    panel.plot(part.length, part.noise, **dots, label=f"_noise {look['label']}")
             length_axis(panel, frame.length, label=_LENGTH, n_ticks=4)
             panel.set_ylabel(label)
-            if statistic == "mean_drift":
-                panel.axhline(0, color=GRAY, lw=0.8, ls=":")
-            else:
+            if (rows["mean"] > 0).any():
                 log_axis(panel)
         _draw_guide(rows[rows.variant == names[0]], reference, axes[-1])
+        axes[0].set_xlim(axes[1].get_xlim())
+        noise = "; dotted: noise of the sets" if drift.noise.notna().any() else ""
         axes[1].set_xlabel(
             f"{_LENGTH}\nmeans over {span(frame.n_seeds)} seeds with 95 % bands (geometric for "
-            f"variances); {span(n_sets)} sets"
+            f"variances); {span(n_sets)} sets{noise}"
         )
         handles, texts = _legend_handles(axes[-1], names)
         axes[0].figure.legend(handles, texts, loc="outside upper center", ncols=n_columns)

@@ -90,12 +90,14 @@ def draw_settings(
 ) -> NDArray[Any]:
     """The outcome against each hyper-parameter, with Spearman's ρ and its 95 % interval.
 
-    The frames are `SearchResult.scatter_frame()` and `correlation_frame()`.
+    The frames are `SearchResult.scatter_frame()` and `correlation_frame()`. Panels of the outcome
+    itself share their axis and come first; those of a remedy's paired effect have their own.
     """
-    found = correlations.to_dict("records")
+    paired = frame.groupby("parameter").scale.first() != "value"
+    found = sorted(correlations.to_dict("records"), key=lambda row: paired[row["parameter"]])
     outcomes = list(dict.fromkeys(correlations.outcome))
     colors = dict(zip(outcomes, palette(len(outcomes)), strict=False))
-    shown = frame.kl[frame.kl > 0]
+    shown = frame.kl[(frame.kl > 0) & (frame.scale == "value")]
     limits = (shown.min() / 1.4, shown.max() * 1.4) if len(shown) else (0.1, 1)
     with styled_axes(
         ax, n_panels=len(found), panels=True, width=2 * COLUMN_WIDTH, height=2.4
@@ -108,11 +110,14 @@ def draw_settings(
                 x, part.kl.where(part.kl > 0), color=colors[row["outcome"]], alpha=0.6, lw=0, s=10
             )
             _value_axis(panel, x, row["parameter"])
-            panel.set_ylim(limits)
             panel.tick_params(labelleft=panel is axes[0])
-            log_axis(panel)
+            if paired[row["parameter"]]:
+                _effect_axis(panel, part.kl)
+            else:
+                panel.set_ylim(limits)
+                log_axis(panel)
             panel.set_axisbelow(True)
-            words = _words(row["outcome"]).replace(" with", "\nwith")
+            words = _words(row["outcome"]).replace(", ", ",\n").replace("s with", "s\nwith")
             panel.set_xlabel(f"{_LABELS[row['parameter']]}\n({words})")
             panel.set_title(_correlation(row["rho"], row["low"], row["high"]))
         axes[0].set_ylabel(f"{outcome} (nats)\n{_settings(correlations)}")
@@ -128,6 +133,20 @@ def _ratio_axis(ax: Axes, ratios: pd.Series) -> None:
     ax.xaxis.set_major_locator(FixedLocator(ticks) if ticks else LogLocator(numticks=7))
     ax.xaxis.set_major_formatter("{x:g}")
     ax.xaxis.set_minor_locator(NullLocator())
+
+
+def _effect_axis(ax: Axes, ratios: pd.Series) -> None:
+    """Ratios on their own scale, around a line at 1."""
+    known = ratios[ratios > 0]
+    low, high = (min(known.min(), 1), max(known.max(), 1)) if len(known) else (1, 1)
+    ax.set_yscale("log")
+    ax.set_ylim(low / 1.05, high * 1.05)
+    ax.axhline(1, color=GRAY, lw=0.8, ls="--", label="no change")
+    log_axis(ax)
+    if high < 2 * low:
+        ax.yaxis.set_major_locator(MaxNLocator(4))
+    ax.tick_params(labelleft=True)
+    ax.set_ylabel("with / without", labelpad=1)
 
 
 def _value_axis(ax: Axes, values: pd.Series, parameter: str) -> None:

@@ -109,17 +109,28 @@ def test_stars_stand_where_the_frame_says_and_are_hollow_where_the_variant_is_wo
 def test_shift_has_the_frames_means_and_a_guide_that_falls_as_one_over_n(result):
     panels = result.plot("shift")
     frame = result.shift_frame()
-    for panel, name in zip(
-        panels, ("mean_drift", "global_variance", "feature_variance"), strict=True
-    ):
+    for panel, name in zip(panels[1:], ("global_variance", "feature_variance"), strict=True):
         for variant in result.variants:
             rows = frame[(frame.statistic == name) & (frame.variant == variant)]
             np.testing.assert_array_equal(lines(panel)[variant].get_ydata(), rows["mean"])
-    assert [panel.get_yscale() for panel in panels] == ["linear", "log", "log"]
+    assert [panel.get_yscale() for panel in panels] == ["log"] * 3
     guide = lines(panels[2])["slope −1"]
     x, y = guide.get_xdata(), guide.get_ydata()
     np.testing.assert_allclose(np.asarray(x) * np.asarray(y), x[0] * y[0])
-    assert "at 8)" in panels[0].get_ylabel()
+    assert "at 8|" in panels[0].get_ylabel()
+
+
+def test_the_drift_is_drawn_without_its_sign_above_the_noise_of_the_sets(result):
+    drift = result.drift_frame()
+    panel = result.plot("shift")[0]
+    for variant in result.variants:
+        rows = drift[(drift.variant == variant) & (drift.length != result.reference)]
+        assert len(rows) == len(SMALL) - 1
+        np.testing.assert_array_equal(lines(panel)[variant].get_ydata(), rows.rms)
+        np.testing.assert_array_equal(lines(panel)[f"_noise {variant}"].get_ydata(), rows.noise)
+    assert "dotted: noise" in result.plot("shift")[1].get_xlabel()
+    old = dataclasses.replace(result, global_mean_error=None)
+    assert "dotted" not in old.plot("shift")[1].get_xlabel()
 
 
 def test_features_have_a_row_a_variant_up_to_four_and_say_so(result):

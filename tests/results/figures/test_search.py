@@ -93,7 +93,9 @@ def test_settings_have_a_panel_a_parameter_on_one_scale_of_outcomes(result):
     panels = result.plot("settings")
     frame, correlations = result.scatter_frame(), result.correlation_frame()
     assert len(panels) == 5
-    for panel, row in zip(panels, correlations.to_dict("records"), strict=True):
+    order = ["learning_rate", "width", "depth", "dropout", "ema_decay"]
+    found = correlations.set_index("parameter", drop=False).loc[order]
+    for panel, row in zip(panels, found.to_dict("records"), strict=True):
         part = frame[frame.parameter == row["parameter"]]
         dots = np.asarray(panel.collections[0].get_offsets())
         decay = row["parameter"] == "ema_decay"
@@ -101,14 +103,20 @@ def test_settings_have_a_panel_a_parameter_on_one_scale_of_outcomes(result):
         np.testing.assert_array_equal(dots[:, 1], part.kl)
         assert f"{row['rho']:+.2f}".replace("-", "−") in panel.get_title()
         assert f"{row['high']:+.2f}]".replace("-", "−") in panel.get_title()
-        assert panel.get_ylim() == panels[0].get_ylim()
         assert panel.get_yscale() == "log"
-    assert [panel.get_xscale() for panel in panels] == ["log", "linear", "log", "log", "linear"]
-    assert panels[1].get_xlabel() == "dropout rate\n(raw weights\nwith dropout)"
+        effect = row["parameter"] in ("dropout", "ema_decay")
+        assert (panel.get_ylabel() == "with / without") == effect
+        if effect:
+            low, high = panel.get_ylim()
+            assert low < min(part.kl.min(), 1) <= max(part.kl.max(), 1) < high
+        else:
+            assert panel.get_ylim() == panels[0].get_ylim()
+    assert [panel.get_xscale() for panel in panels] == ["log", "log", "linear", "linear", "log"]
+    assert panels[3].get_xlabel() == "dropout rate\n(dropout,\nraw weights)"
 
 
 def test_the_decay_rises_to_the_right_as_its_correlation_says(result):
-    panel = result.plot("settings")[2]
+    panel = result.plot("settings")[4]
     panel.figure.canvas.draw()
     assert panel.xaxis_inverted()
     labels = {label.get_text(): label.get_position()[0] for label in panel.get_xticklabels()}
@@ -123,7 +131,7 @@ def test_a_figure_goes_into_the_axes_given_and_changes_no_setting(result):
     assert result.plot(ax=ax) is ax
     _, row = plt.subplots(1, 5, sharey=True)
     assert result.plot("settings", ax=row)[1] is row[1]
-    assert result.plot("settings", ax=row)[2].xaxis_inverted()  # drawn a second time
+    assert result.plot("settings", ax=row)[4].xaxis_inverted()  # drawn a second time
     assert dict(plt.rcParams) == before
 
 
