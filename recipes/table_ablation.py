@@ -5,12 +5,13 @@ Question: on argmax retrieval beyond the training lengths, what do plain standar
 Expected: standardization helps too, less than LayerNorm (arXiv 2504.02827, second-hand); of norms
     over several heads, the one on each head helps and the one over all does not (public notes).
 Measured: no norm helps, at desk scale (5,000 steps, cosine, 16 seeds, 1,024 sets a length,
-    gradients clipped at 1; margin 1 point).
+    gradients clipped at 1).
     One head, in points: both are reversed at every length from 256 on, most at 1,024 (baseline
-    61.5 %): standardize -4.9 [-5.5, -4.2], rmsnorm -5.1 [-5.7, -4.4]; equivalent at 16 to 128.
+    61.5 %): standardize -4.9 [-5.5, -4.2], rmsnorm -5.1 [-5.7, -4.4]; at 32 too, by 0.1, and
+    standardize at 64, -0.15 [-0.24, -0.05].
     Four heads: LayerNorm is reversed at 512, -1.7 [-2.5, -0.8], and at 1,024 (baseline 64.0 %),
-    -2.9 [-4.1, -1.6], equivalent at 16 to 128, else undecided, as at 16,384, +1.5 [+0.1, +2.9],
-    which Holm's correction does not let pass; headnorm is equivalent at 16 to 256, else undecided.
+    -2.9 [-4.1, -1.6], else undecided, as at 16,384, +1.5 [+0.1, +2.9], which Holm's correction does
+    not let pass; headnorm is undecided at all lengths.
 """
 
 from pathlib import Path

@@ -5,7 +5,6 @@ import json
 import shutil
 import sys
 
-import numpy as np
 import pytest
 from checkout import ROOT
 
@@ -66,23 +65,6 @@ def test_unknown_tables_and_open_ends_are_refused(tables):
     for text in ("<!-- table: nothing -->\n<!-- end -->\n", "<!-- table: dictionary -->\n"):
         with pytest.raises(ValueError, match="unknown or has no end"):
             tables.fill(text)
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "significant", "word"),
-    [
-        (1, 2, True, "confirmed"),
-        (-2, -1, True, "reversed"),
-        (1, 2, False, "undecided"),
-        (-1, 2, True, "undecided"),
-        (np.nan, np.nan, False, "undecided"),
-    ],
-)
-def test_a_verdict_needs_an_interval_on_one_side_and_a_test(low, high, significant, word, tables):
-    verdict = sys.modules["cells"].verdict
-    assert verdict(low, high, significant=significant, expected=1) == word
-    opposite = {"confirmed": "reversed", "reversed": "confirmed"}.get(word, word)
-    assert verdict(low, high, significant=significant, expected=-1) == opposite
 
 
 def test_lengths_become_ranges(tables):

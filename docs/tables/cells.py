@@ -27,13 +27,6 @@ def rows(head: str, lines: Iterable[str]) -> str:
     return "\n".join([f"| {heading} |", f"|{rule}|", *(f"| {line} |" for line in lines)]) + "\n"
 
 
-def verdict(low: float, high: float, *, significant: bool, expected: float) -> str:
-    """Confirmed or reversed if the CI lies on one side of 0 and the corrected test agrees."""
-    if significant and low * high > 0:
-        return "confirmed" if low * expected > 0 else "reversed"
-    return "undecided"
-
-
 def interval(mean: float, low: float, high: float, form: str = "+.1f") -> str:
     """Such as −1.5 [−3.6, +0.7]."""
     return f"{mean:{form}} [{low:{form}}, {high:{form}}]".replace("-", "−")
@@ -67,10 +60,6 @@ def compared(result: Result, variant: str) -> pd.DataFrame:
     """Differences to the baseline by length, in points, with the verdict on "it helps"."""
     frame = result.compare_frame()
     frame = frame[frame.variant == variant].reset_index(drop=True)
-    frame["verdict"] = [
-        verdict(row.low, row.high, significant=row.significant, expected=1)
-        for row in frame.itertuples()
-    ]
     frame[["difference", "low", "high"]] *= 100
     return frame
 
@@ -100,9 +89,7 @@ def effect(result: Result, name: str, where: str = "without dropout") -> tuple[s
     """The ratio of KL of one effect in a random search, and the verdict on "it helps"."""
     frame = result.effect_frame().set_index(["effect", "where"])
     row = frame.loc[name, where]
-    ends = np.log([row.low, row.high])
-    word = verdict(*ends, significant=row.significant, expected=-1)
-    return f"×{row.effect_size:.2f} [{row.low:.2f}, {row.high:.2f}]", word
+    return f"×{row.effect_size:.2f} [{row.low:.2f}, {row.high:.2f}]", row.verdict
 
 
 def beyond(result: Result, variant: str, metric: str = "illegal_top1") -> tuple[str, str]:
@@ -110,5 +97,4 @@ def beyond(result: Result, variant: str, metric: str = "illegal_top1") -> tuple[
     row = result.beyond_frame().set_index(["metric", "variant"]).loc[metric, variant]
     scale, form = (100, "+.1f") if metric.startswith("illegal") else (1, "+.3f")
     ends = [scale * row[end] for end in ("difference_low", "difference_high")]
-    word = verdict(*ends, significant=row.p < 0.05, expected=-1)
-    return interval(scale * row.difference, *ends, form), word
+    return interval(scale * row.difference, *ends, form), row.verdict

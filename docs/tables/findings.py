@@ -15,11 +15,10 @@ from cells import (
     saved,
     spans,
     table,
-    verdict,
 )
 
 from llmprobe import Result, fit_decay, wrong_mass
-from llmprobe.base.intervals import estimate, rank_correlation
+from llmprobe.base.intervals import VERDICTS, estimate, rank_correlation
 
 EXTERNAL = (98.6, 97.1, 94.3, 89.7, 81.3, 70.1, 53.8, 35.7, 22.6, 15.7, 12.4)
 """Accuracy of the baseline of arXiv 2410.01104 at 16 to 16,384 items."""
@@ -48,11 +47,12 @@ def verdicts(root: Path) -> str:
             frame = compared(result, variant)
             found = [
                 spans(result.lengths, list(frame.length[frame.verdict == word]))
-                for word in ("confirmed", "reversed", "undecided")
+                for word in VERDICTS
             ]
             seeds = f"{frame.n_seeds.min()}"
             lines.append(" | ".join([name, f"`{variant}`", seeds, *found]))
-    return rows("run|variant| seeds|confirmed at|reversed at|undecided at", lines)
+    heads = "|".join(f"{word} at" for word in VERDICTS)
+    return rows(f"run|variant| seeds|{heads}", lines)
 
 
 @table
@@ -113,15 +113,18 @@ def vanishing(root: Path) -> str:
 
 @table
 def shift(root: Path) -> str:
-    frame = saved(root / "figures/figure_3_global_shift").shift_frame()
+    result = saved(root / "figures/figure_3_global_shift")
+    frame = result.shift_frame()
+    drifts = result.drift_frame().set_index(["variant", "length"])
     lines = []
     for (variant, length), part in frame.groupby(["variant", "length"], sort=False):
         if length in (frame.length.min(), frame.length.max()):
             by = part.set_index("statistic")
-            drift = interval(*by.loc["mean_drift", ["mean", "low", "high"]], "+.4f")
+            drift = interval(*drifts.loc[(variant, length), ["rms", "low", "high"]], ".4f")
+            drift = "–" if length == result.reference else drift
             spread = interval(*by.loc["global_variance", ["mean", "low", "high"]], ".4f")
             lines.append(f"`{variant}` | {length:,} | {spread} | {drift}")
-    return rows("variant| N| global variance| drift of the global mean", lines)
+    return rows("variant| N| global variance| drift of the global mean, rms", lines)
 
 
 @table
@@ -240,7 +243,7 @@ def searched(root: Path, network: str) -> str:
     lines = [
         f"{row.effect}, {row.where} | "
         + f"{row.effect_size:.3f} [{row.low:.3f}, {row.high:.3f}] | {row.helps:.0%} | "
-        + verdict(np.log(row.low), np.log(row.high), significant=row.significant, expected=-1)
+        + row.verdict
         for row in frame.itertuples()
     ]
     return rows("effect| ratio of KL [95 % CI]| helps in|verdict", lines)
@@ -264,7 +267,7 @@ def correlations(root: Path) -> str:
         + interval(row.rho, row.low, row.high, "+.2f")
         for row in frame.itertuples()
     ]
-    return rows("setting|KL of| Spearman [95 % CI]", lines)
+    return rows("setting|KL, or ratio of KL, of| Spearman [95 % CI]", lines)
 
 
 @table

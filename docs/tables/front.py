@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 import pandas as pd
-from cells import at, beyond, effect, interval, minus, rows, saved, table, verdict
+from cells import at, beyond, effect, interval, minus, rows, saved, table
 
-from llmprobe.base.intervals import estimate
+from llmprobe.base.intervals import estimate, verdict
 
 
 @table
@@ -88,7 +88,7 @@ def recipes(root: Path) -> str:
         ),
         "figure_4_attention_weights": (
             "does LayerNorm lessen dispersion?",
-            f"{verdict(more.low, more.high, significant=True, expected=-1)}: "
+            f"{verdict(more.low, more.high, margin=0, claim=-1)}: "
             f"{interval(more.mean, more.low, more.high, '+.2f')} nats of entropy",
         ),
         "head_decay_map": (

@@ -29,9 +29,10 @@ from llmprobe.base.intervals import (
     paired_p,
     verdict,
 )
+from llmprobe.results.accuracy_tables import against, drift_table, tail_table
 from llmprobe.results.base import check_shape, missing_as_nan, records
-from llmprobe.results.tables import count, heading, interval_cell, mean_cell, p_cell, titled
-from llmprobe.results.trained import Array, VariantsResult, check_whole, spoken
+from llmprobe.results.tables import count
+from llmprobe.results.trained import Array, VariantsResult, check_whole, explained, spoken
 from llmprobe.results.views import Lines, View
 
 if TYPE_CHECKING:
@@ -40,8 +41,8 @@ if TYPE_CHECKING:
 
 MAX_EXAMPLES, MAX_WEIGHTS = 32, 16
 """Of `top_weights`, as in Figure 4."""
-MARGIN = 0.01
-"""Differences in accuracy of less than a point do not matter: the margin of all verdicts."""
+MARGINS = {"accuracy": 0.01}
+"""Of new runs: differences of less than a point do not matter."""
 _TAIL = 64
 """The tail begins at this many times the longest training length: there 1/N has set in."""
 _MIN_TAIL = 3
@@ -172,18 +173,18 @@ class SyntheticResult(VariantsResult, kind="synthetic"):
         columns = ["variant", "length", "mean", "sd", "n_seeds", "low", "high"]
         return pd.DataFrame(rows, columns=columns)
 
-    def compare_frame(self, margin: float = MARGIN) -> "pd.DataFrame":
+    def compare_frame(self) -> "pd.DataFrame":
         """A row for each other variant and length: its accuracy minus the first variant's.
 
         Paired over seeds: mean difference, 95 % t interval, p of the paired t test, and whether it
         is significant after Holm's correction over the variant's lengths. Where the differences
         do not vary there is no test: p is NaN. `verdict` is of the claim that the variant is
         better: confirmed or reversed where significant, equivalent where the interval lies within
-        ± `margin`, else undecided.
+        the run's margin, else undecided.
         """
         import pandas as pd
 
-        parts = []
+        parts, margin = [], self.margins.get("accuracy", 0)
         for variant, accuracy in list(zip(self.variants, self.accuracy, strict=True))[1:]:
             rows = []
             for length, a, b in zip(self.lengths, accuracy.T, self.accuracy[0].T, strict=True):
@@ -324,7 +325,7 @@ class SyntheticResult(VariantsResult, kind="synthetic"):
         first, *others = self.variants
         parts: list[Any] = []
         for name in others or [first]:
-            parts += [_against(name, summary, comparisons[comparisons.variant == name]), Text()]
+            parts += [against(name, summary, comparisons[comparisons.variant == name]), Text()]
         about = (
             f"accuracy in %, mean ± standard deviation over {count(summary.n_seeds, 'seed')}; "
             f"{count(self.n_sets, 'set')} per length, {self.whose_tests}"
@@ -337,73 +338,27 @@ class SyntheticResult(VariantsResult, kind="synthetic"):
             )
         parts.append(Text(f"{about}. Trained for {self.settings}.", style="italic"))
         if len(tail := self.tail_frame()):
-            parts += [Text(), self._tail_table(tail)]
+            parts += [Text(), tail_table(tail, self.lengths[-1], self.reference)]
         if self.lengths[-1] != self.reference:
             drift = self.drift_frame()
-            parts += [Text(), self._drift_table(drift[drift.length == self.lengths[-1]])]
+            parts += [Text(), drift_table(drift[drift.length == self.lengths[-1]], self.reference)]
         return Group(*parts)
 
     def remarks(self) -> list[str]:
         return [self.reading()] if len(self.variants) > 1 else []
 
-    def reading(self, margin: float = MARGIN) -> str:
+    def reading(self) -> str:
         """For each variant, at which lengths “it is better than the first” is confirmed."""
         found = []
-        for variant, rows in self.compare_frame(margin).groupby("variant", sort=False):
+        for variant, rows in self.compare_frame().groupby("variant", sort=False):
             words = [(row["verdict"], f"{row['length']}") for row in rows.to_dict("records")]
             claim = f"“{variant} is better than {self.variants[0]}”"
             found.append(f"{claim}: {spoken(words, 'at')} items.")
+        margin = 100 * self.margins.get("accuracy", 0)
         return (
-            f"{' '.join(found)} Equivalent: the 95 % CI lies within {100 * margin:g} points of 0. "
-            "Confirmed, reversed: it does not, lies above or below 0, and is significant. Trained "
-            f"for {self.settings}; {len(self.seeds)} seeds."
+            f"{' '.join(found)} {explained(f'{margin:g} points' if margin else '')} Trained for "
+            f"{self.settings}; {len(self.seeds)} seeds."
         )
-
-    def _drift_table(self, drift: "pd.DataFrame") -> Any:
-        """A row per variant: the drift of the global mean at the longest length."""
-        from rich.text import Text
-
-        table = titled(
-            f"drift of the global mean from {self.reference} to {self.lengths[-1]} items, over the "
-            f"global variance at {self.reference}: root mean square over seeds; noise: what the "
-            "finite number of sets alone would give; p of the test against it"
-        )
-        table.add_column("variant", overflow="fold")
-        for name in ("drift", "95 % CI", "noise", "p", "seeds"):
-            table.add_column(name, justify="right", no_wrap=True)
-        for row in drift.to_dict("records"):
-            table.add_row(
-                Text(row["variant"]),
-                f"{row['rms']:.2g}",
-                interval_cell(row, "{:.2g} to {:.2g}"),
-                "–" if np.isnan(row["noise"]) else f"{row['noise']:.2g}",
-                p_cell(row["p"]),
-                f"{row['n_seeds']}",
-            )
-        return table
-
-    def _tail_table(self, tail: "pd.DataFrame") -> Any:
-        """A row per variant: the slope of the variance of single features."""
-        from rich.text import Text
-
-        table = titled(
-            "variance of a feature over sets: slope of log variance over log N for N ≥ "
-            f"{tail.first_length[0]}"
-        )
-        table.add_column("variant", overflow="fold")
-        for name in ("slope", "95 % CI", "seeds"):
-            table.add_column(name, justify="right", no_wrap=True)
-        ratio = f"{self.lengths[-1]} / {self.reference}"
-        table.add_column(f"global variance\n{ratio}", justify="right")
-        for row in tail.to_dict("records"):
-            table.add_row(
-                Text(row["variant"]),
-                f"{row['slope']:+.2f}",
-                interval_cell(row, "{:+.2f} to {:+.2f}"),
-                f"{row['n_seeds']}",
-                f"{row['global_variance_ratio']:.2g}",
-            )
-        return table
 
     def to_document(self) -> dict[str, Any]:
         return super().to_document() | {
@@ -435,30 +390,3 @@ class SyntheticResult(VariantsResult, kind="synthetic"):
         return figures.draw_weights(
             self.top_weights, self.lengths, variants=self.variants, seed=self.seeds[0], ax=ax
         )
-
-
-def _against(variant: str, summary: "pd.DataFrame", comparisons: "pd.DataFrame") -> Any:
-    """A row per length: accuracy of the reference and of the variant, and their difference."""
-    table = titled()
-    table.add_column("length", justify="right", no_wrap=True)
-    shown = list(dict.fromkeys([*comparisons.reference, variant]))
-    for name in shown:
-        table.add_column(heading(name), justify="right")
-    for name in ("diff.", "95 % CI", "p", "verdict") if len(shown) > 1 else ():
-        left = name in ("p", "verdict")
-        table.add_column(name, justify="left" if left else "right", no_wrap=True)
-    accuracy = summary.set_index(["variant", "length"])[["mean", "sd"]] * 100
-    ends = {
-        row["length"]: (
-            f"{100 * row['difference']:+.1f}",
-            interval_cell(row, "[{:+.1f}, {:+.1f}]", scale=100),
-            p_cell(row["p"], significant=row["significant"]),
-            row["verdict"],
-        )
-        for row in comparisons.to_dict("records")
-    }
-    for length in dict.fromkeys(summary.length):
-        means = (accuracy.loc[(name, length)] for name in shown)
-        cells = (mean_cell(m["mean"], m["sd"]) for m in means)
-        table.add_row(f"{length}", *cells, *ends.get(length, ()))
-    return table

@@ -26,6 +26,7 @@ from llmprobe.results.trained import (
     check_score,
     check_target,
     check_whole,
+    explained,
     spoken,
 )
 from llmprobe.results.views import Lines, View
@@ -42,8 +43,8 @@ METRICS = {
 }
 """What is measured at each length, and its name in words; less is better for all but the gap."""
 MARGINS = {"illegal_top1": 0.01, "illegal_mass": 0.01, "kl": 0.01, "gap": 0.0}
-"""Differences that do not matter: a point, or 0.01 nats. None is known for the gap, so nothing is
-equivalent there."""
+"""Of new runs, differences that do not matter: a point, or 0.01 nats. None is known for the gap,
+so nothing is equivalent there."""
 _MAX_LENGTHS = 12
 """Rows of the table by length."""
 
@@ -173,8 +174,8 @@ class LegalityResult(VariantsResult, kind="legality"):
         not one of them. `mean` is over `n_seeds`, `difference` is to the first variant, over the
         `n_pairs` seeds that both have, with 95 % t intervals. p is of one paired t test, not
         corrected for the others. `verdict` is of the claim that the variant is better, by the
-        interval and the margin of `MARGINS`; of the first variant it is empty. No rows where no
-        length is beyond.
+        interval and the run's margin; of the first variant it is empty. No rows where no length is
+        beyond.
         """
         import pandas as pd
 
@@ -185,7 +186,8 @@ class LegalityResult(VariantsResult, kind="legality"):
                 mean = (own.mean, own.low, own.high)
                 difference = (against.mean, against.low, against.high, paired_p(against))
                 claim = 1 if metric == "gap" else -1
-                word = verdict(against.low, against.high, margin=MARGINS[metric], claim=claim)
+                margin = self.margins.get(metric, 0)
+                word = verdict(against.low, against.high, margin=margin, claim=claim)
                 word = word if variant != self.variants[0] else ""
                 found = (*mean, *difference, own.n, against.n, word)
                 rows.append((metric, variant, n_lengths, *found))
@@ -286,10 +288,11 @@ class LegalityResult(VariantsResult, kind="legality"):
                 ]
                 claim = f"“{variant} is better than {self.variants[0]}”"
                 found.append(f"{claim}: {spoken(words, 'for')}.")
+        points, nats = (self.margins.get(metric, 0) for metric in ("illegal_top1", "kl"))
+        margin = f"{100 * points:g} points, or {nats:g} nats of KL," if points or nats else ""
         return (
-            f"Beyond training: {' '.join(found)} Equivalent: the 95 % CI lies within 1 point of 0, "
-            "or 0.01 nats of KL. Confirmed, reversed: it does not, and lies on one side of 0. "
-            f"Trained for {self.settings}; {len(self.seeds)} seeds."
+            f"Beyond training: {' '.join(found)} {explained(margin)} Trained for {self.settings}; "
+            f"{len(self.seeds)} seeds."
         )
 
     def _beyond_table(self, frame: "pd.DataFrame") -> Any:

@@ -110,8 +110,12 @@ def _check_names(folder: Path, kind: Any, given: Iterable[str], *, what: str) ->
             f"{folder}: its {what} has {_named(newer)}, which llmprobe {llmprobe.__version__} "
             "does not know; upgrade llmprobe to open it"
         )
-    required = [name for name, field in known.items() if field.default is dataclasses.MISSING]
-    if missing := [name for name in required if name not in given]:
+    optional = {
+        name
+        for name, field in known.items()
+        if {field.default, field.default_factory} != {dataclasses.MISSING}
+    }
+    if missing := [name for name in known if name not in given | optional]:
         raise ResultFormatError(
             f"{folder}: its {what} lacks {_named(missing)}; copy or make it again"
         )

@@ -42,6 +42,7 @@ from llmprobe.results.trained import (
     check_target,
     check_whole,
     check_words,
+    explained,
     spoken,
 )
 
@@ -61,8 +62,8 @@ OUTCOMES = {
 against its paired effect, named as in `pairs_frame`: its outcome alone would also vary with all
 that makes a setting good or bad."""
 MARGINS = {"kl": 0.02, "illegal_mass": 0.02, "illegal_top1": 0.01, "gap": 0.0}
-"""Changes that do not matter: a ratio within 2 %, a difference of a point. None is known for the
-gap, so nothing is equivalent there."""
+"""Of new runs, changes that do not matter: a ratio within 2 %, a difference of a point. None is
+known for the gap, so nothing is equivalent there."""
 _TWINS = ("without dropout", "with dropout")
 _RATIOS = ("kl", "illegal_mass")
 """Compared by ratios; the others by differences, since they can be 0."""
@@ -205,7 +206,7 @@ class SearchResult(TrainedResult, kind="search"):
         differences, with a 95 % t interval (of the logarithms). `helps` is the share of settings
         in which it is better, a tie counted half. `p` is of Wilcoxon's signed-rank test, NaN with
         under 6 settings or where all are ties; `significant` is Holm's over the seven. `verdict`
-        is of the claim that the effect helps, with the margin of `MARGINS`.
+        is of the claim that the effect helps, with the run's margin.
         """
         import pandas as pd
 
@@ -222,7 +223,8 @@ class SearchResult(TrainedResult, kind="search"):
         columns = ["effect", "where", "n_settings", "effect_size", "low", "high", "scale"]
         frame = pd.DataFrame(rows, columns=[*columns, "helps", "p"])
         significant = holm(frame.p)
-        margin = np.log1p(MARGINS[metric]) if ratio else MARGINS[metric]
+        margin = self.margins.get(metric, 0)
+        margin = float(np.log1p(margin)) if ratio else margin
         ends = frame[["low", "high"]].to_numpy()
         words = [
             verdict(low, high, margin=margin, claim=sign, significant=bool(s))
@@ -356,14 +358,15 @@ class SearchResult(TrainedResult, kind="search"):
         effects = self.effect_frame()
         is_dropout = effects.effect == "dropout"
         n = sorted({effects.n_settings.min(), effects.n_settings.max()})
+        margin = self.margins.get("kl", 0)
         return (
             f"With a {self.schedule} learning rate, “dropout helps”: "
             f"{_verdicts(effects[is_dropout])}. "
             f"“Averaging helps”: {_verdicts(effects[~is_dropout])}. "
-            f"Equivalent: the 95 % CI of the ratio of KL {self.region}, over settings (n = "
-            f"{' to '.join(map(str, n))}), lies within {100 * MARGINS['kl']:g} % of 1. Confirmed, "
-            "reversed: it does not, lies below or above 1, and Wilcoxon's test is significant "
-            f"after Holm's correction over {len(effects)} comparisons. Trained for {self.settings}."
+            f"By the logarithm of the ratio of KL {self.region}, over settings (n = "
+            f"{' to '.join(map(str, n))}), and Wilcoxon's test with Holm's correction over "
+            f"{len(effects)} comparisons. {explained(f'{100 * margin:g} %' if margin else '')} "
+            f"Trained for {self.settings}."
         )
 
     def to_document(self) -> dict[str, Any]:

@@ -3,8 +3,8 @@
 All of it is checked, because a folder may come from anybody. This module needs no torch.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -45,6 +45,9 @@ class TrainedResult(Result, kind=""):
     shared_tests: bool = True
     """Whether all seeds were tested on the same sets or sequences, as in older versions. Then
     intervals over seeds leave out what the tests happen to be."""
+    margins: Mapping[str, float] = field(default_factory=dict)
+    """By metric, the largest difference that does not matter, set before the run: an interval
+    within it is called equivalent. Runs of older versions had none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -53,6 +56,10 @@ class TrainedResult(Result, kind=""):
         check_words("task and schedule", (self.task, self.schedule))
         if not isinstance(self.shared_tests, bool):
             raise ValueError(f"shared_tests: got {self.shared_tests!r}, accepted: true or false")
+        object.__setattr__(self, "margins", dict(self.margins))
+        for name, margin in self.margins.items():
+            if not isinstance(margin, int | float) or not 0 <= margin < np.inf:
+                raise ValueError(f"margins: got {margin!r} for {name}, accepted: 0 or more")
         lengths, trained, n_tests = self.lengths, self.train_lengths, getattr(self, self.tests)
         check_whole("lengths", lengths, least=1)
         check_whole("train_lengths", trained, least=1)
@@ -82,7 +89,7 @@ class TrainedResult(Result, kind=""):
         }
         if given.pop("search", None):
             options["search"] = options.pop("seeds")
-        left_out = ("seeds", "shortest", "longest", "llmprobe")
+        left_out = ("seeds", "shortest", "longest", "llmprobe", "tests")
         options |= {name: value for name, value in given.items() if name not in left_out}
         return command_line("train-synthetic", options)
 
@@ -163,6 +170,19 @@ def spoken(verdicts: Iterable[tuple[str, str]], link: str) -> str:
         f"{word} {link} {' and '.join([', '.join(names[:-1]), names[-1]] if names[1:] else names)}"
         for word, names in found.items()
         if names
+    )
+
+
+def explained(margin: str) -> str:
+    """What the verdicts of a reading mean; `margin` is in words, empty where none was set."""
+    if not margin:
+        return (
+            "Confirmed, reversed: the 95 % CI lies on one side of 0, and is significant. No margin "
+            "was set before the run, so nothing is equivalent."
+        )
+    return (
+        f"Equivalent: the 95 % CI lies within {margin} of 0. Confirmed, reversed: it does not, "
+        "lies on one side of 0, and is significant."
     )
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from llmprobe.base.seeds import torch_generator
 from llmprobe.results.base import Result
-from llmprobe.results.legality import LegalityResult
+from llmprobe.results.legality import MARGINS, LegalityResult
 from llmprobe.results.trained import SCORES, TARGETS
 from llmprobe.synthetic.decoder_network import DECODER_PARTS, Decoder
 from llmprobe.synthetic.decoder_scores import digest_test_sequences, score
@@ -149,6 +149,7 @@ class DecoderPlan(Plan):
         numbers: dict[str, Any] = {name: self.stacked(done, name) for name in SCORES} | training
         return LegalityResult(
             **self.facts(done, device),
+            margins=MARGINS,
             variants=self.variants,
             warnings=tuple(self.warnings(training["diverged"])),
             uniform_mass=_of_all(done, "uniform_mass").mean(axis=0),

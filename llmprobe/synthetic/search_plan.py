@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from llmprobe.base.seeds import numpy_generator
-from llmprobe.results.search import WEIGHTS, SearchResult
+from llmprobe.results.search import MARGINS, WEIGHTS, SearchResult
 from llmprobe.results.trained import SCORES
 from llmprobe.synthetic.decoder_plan import DecoderPlan
 from llmprobe.synthetic.plan import Done, Piece, initial_share
@@ -134,6 +134,7 @@ class SearchPlan(DecoderPlan):
         numbers: dict[str, Any] = columns | scores
         return SearchResult(
             **self.facts(done, device),
+            margins=MARGINS,
             warnings=tuple(self._weak(diverged)),
             ranges={name: of.words for name, of in RANGES.items()},
             weights=WEIGHTS,

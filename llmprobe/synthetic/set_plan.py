@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from llmprobe.base.seeds import torch_generator
-from llmprobe.results.accuracy import SyntheticResult
+from llmprobe.results.accuracy import MARGINS, SyntheticResult
 from llmprobe.synthetic.layers import Drop, by_seed
 from llmprobe.synthetic.plan import Advance, Done, Numbers, Plan
 from llmprobe.synthetic.set_network import PARTS, SetNetwork, parse_set_variant
@@ -111,6 +111,7 @@ class SetPlan(Plan):
             train_lengths=(base.shortest, base.longest),
             n_sets=(self.sets,) * len(self.lengths),
             shared_tests=False,
+            margins=MARGINS,
             chance=1 / N_CLASSES,
             schedule=base.schedule,
             steps=base.steps,

@@ -57,6 +57,9 @@ def test_a_saved_result_comes_back_the_same(tmp_path):
         {"chance": "low"},
         {"steps": 1.5},
         {"warnings": (1,)},
+        {"shared_tests": 1},
+        {"margins": {"accuracy": -1}},
+        {"margins": {"accuracy": "small"}},
         {"schedule": None},
     ],
 )
@@ -312,7 +315,7 @@ def test_a_table_says_whose_the_tests_are_and_how_training_went():
 def test_a_folder_of_an_older_version_had_shared_tests_and_no_errors(tmp_path):
     folder = make_synthetic_result().save(tmp_path / "run")
     document = json.loads((folder / "result.json").read_text())
-    del document["checksums"], document["fields"]["shared_tests"]
+    del document["checksums"], document["fields"]["shared_tests"], document["fields"]["margins"]
     del document["arrays"]["global_mean_error"]
     with np.load(folder / "arrays.npz") as arrays:
         kept = {name: arrays[name] for name in arrays.files if name != "global_mean_error"}
@@ -320,6 +323,7 @@ def test_a_folder_of_an_older_version_had_shared_tests_and_no_errors(tmp_path):
     (folder / "result.json").write_text(json.dumps(document))
     old = load_result(folder)
     assert old.shared_tests
+    assert "equivalent" not in set(old.compare_frame().verdict)
     drift = old.drift_frame()
     assert drift[["noise", "p"]].isna().all(axis=None)
     assert drift.rms.notna().all()
@@ -357,9 +361,13 @@ def test_verdicts_are_by_interval_test_and_margin():
     result = dataclasses.replace(result, accuracy=accuracy)
     words = ["confirmed", "reversed", *["equivalent"] * 2, "undecided", "equivalent"]
     assert result.compare_frame().verdict.tolist() == words
-    assert result.compare_frame(margin=0.003).verdict.iloc[-1] == "confirmed"
+    before = dataclasses.replace(result, margins={})  # as in older versions
+    assert before.compare_frame().verdict.tolist() == [
+        *("confirmed", "reversed", "confirmed", "undecided", "undecided", "confirmed")
+    ]
+    assert "No margin was set before the run, so nothing is equivalent." in before.reading()
     assert result.reading().startswith(
         "“layernorm is better than baseline”: confirmed at 16, reversed at 64, equivalent at 256, "
-        "1024 and 16384, undecided at 4096 items. Equivalent: the 95 % CI lies within 1 points"
+        "1024 and 16384, undecided at 4096 items. Equivalent: the 95 % CI lies within 1 points of "
     )
     assert result.remarks() == [result.reading()]

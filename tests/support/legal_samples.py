@@ -34,6 +34,7 @@ def make_legality_result(
         n_sequences=tuple(1000 if othello and length > 50 else 4096 for length in lengths),
         vocab=vocab,
         target="sampled",
+        margins={"illegal_top1": 0.01, "illegal_mass": 0.01, "kl": 0.01},
         schedule="cosine",
         steps=2000,
         warnings=("short training",),

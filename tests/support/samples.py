@@ -176,6 +176,7 @@ def make_synthetic_result(
         entropy=np.log(n) - rng.random(size=shape),
         global_mean_error=np.full(shape, 0.01),
         shared_tests=False,
+        margins={"accuracy": 0.01},
         diverged=np.full(shape[:2], -1),
         loss_steps=np.arange(points) * 400,
         loss=np.exp(-0.2 * np.arange(points)) + rng.random(size=(*shape[:2], points)),

@@ -47,6 +47,7 @@ def make_search_result(
         n_sequences=(1024,) * len(lengths),
         vocab=32,
         target="sampled",
+        margins={"kl": 0.02},
         schedule="constant",
         steps=2000,
         warnings=("short training",),
