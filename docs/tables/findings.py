@@ -1,6 +1,5 @@
 """The tables of figures/README.md: what was found, from the results saved in figures/."""
 
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -17,13 +16,11 @@ from cells import (
     table,
 )
 
-from llmprobe import Result, fit_decay, wrong_mass
-from llmprobe.base.intervals import VERDICTS, estimate, rank_correlation
+from llmprobe import Result, wrong_mass
+from llmprobe.base.intervals import VERDICTS, estimate
 
 EXTERNAL = (98.6, 97.1, 94.3, 89.7, 81.3, 70.1, 53.8, 35.7, 22.6, 15.7, 12.4)
 """Accuracy of the baseline of arXiv 2410.01104 at 16 to 16,384 items."""
-SINKS = (0, 0.05, 0.3, 0.6, 1)
-"""Bounds of the first token's weight, as in `recipes/head_decay_map.py`."""
 
 
 # The lab: sets
@@ -198,22 +195,20 @@ def model_name(result: Result) -> str:
 
 
 @table
-def dispersion(root: Path) -> str:
-    result = saved(root / "figures/head_decay_map_attention")
-    measured, predicted = result.measured_variance, result.predicted_variance
-    slopes = np.array([fit_decay(result.lengths, v).slope for v in (measured, predicted)])
-    first = result.first.mean(axis=1)
+def terms(root: Path) -> str:
+    frame = saved(root / "figures/smollm2_terms").head_frame()
+    names = ("total", "dispersion", "values", "coherence")
     lines = []
-    for low, high in ((0, 1), *pairwise(SINKS)):
-        chosen = np.isfinite(slopes).all(axis=0) & (first >= low) & (first <= high)
-        rho = rank_correlation(*slopes[:, chosen])
-        ratio = np.median((measured / predicted)[chosen][:, [0, -1]], axis=0)
-        lines.append(
-            f"{low} to {high} | {chosen.sum()} | {interval(*rho[:3], '+.2f')} | "
-            f"{ratio[0]:.2f} | {ratio[1]:.2f}"
-        )
-    ends = f"| measured / predicted at {result.lengths[0]}| at {result.lengths[-1]:,}"
-    return rows(f"weight on the first token| heads| Spearman of the slopes{ends}", lines)
+    for part in (np.unique(frame.layer), *np.array_split(np.unique(frame.layer), 5)):
+        some = frame[frame.layer.isin(part)]
+        medians = " | ".join(f"{some[f'slope_{name}'].median():+.2f}" for name in names)
+        spreads = (some.slope_dispersion_high < 0).sum()
+        falls, rises = (some.slope_total_high < 0).sum(), (some.slope_total_low > 0).sum()
+        decides = " | ".join(f"{(some.decides == name).sum()}" for name in names[1:])
+        counts = f"{len(some)} | {spreads} | {falls} | {rises}"
+        lines.append(f"{part[0]} to {part[-1]} | {counts} | {minus(medians)} | {decides}")
+    head = "layers| heads| disperse| fall| rise| slope| = dispersion| + values| + coherence"
+    return rows(f"{head}| dispersion decides| values decide| coherence decides", lines)
 
 
 # The lab: sequences

@@ -99,10 +99,14 @@ def draw_terms(frame: pd.DataFrame, rows: pd.DataFrame, *, ax: Axes | None = Non
             up, down = up + np.maximum(slopes, 0), down + np.minimum(slopes, 0)
         total = known.slope_total.to_numpy()
         reach = np.abs([total - known.slope_total_low, known.slope_total_high - total])
-        style: Any = {"color": "black", "ms": 3 if named else 1.5}
+        limits = ax.get_ylim()
+        style: Any = {"color": "black", "ms": 3 if named else 1.2}
         style["elinewidth"] = 0.8 if named else 0.3
         ax.errorbar(places, total, reach, fmt="o", label="sum, 95 % CI", **style)
+        if not named:  # one wide interval would flatten all the others
+            ax.set_ylim(limits)
         ax.axhline(0, color="0.3", lw=0.6)
+        ax.set_axisbelow(True)
         ax.grid(False, axis="x")
         span = f"{rows.length.min()} to {rows.length.max()} tokens"
         ax.set_ylabel(f"slope of log std over log N,\n{prompts_of(rows)} prompts, {span}")
