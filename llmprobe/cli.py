@@ -22,7 +22,7 @@ import llmprobe
 from llmprobe.commands.listing import ls
 from llmprobe.commands.options import FLAG, OUTPUT_PANEL, Json
 from llmprobe.commands.probes import attention, check, loss, variance
-from llmprobe.commands.saved import compare, merge, plot, report
+from llmprobe.commands.saved import compare, merge, plot, report, show
 from llmprobe.commands.showing import say
 from llmprobe.commands.trainer import train_synthetic
 from llmprobe.errors import LLMProbeError
@@ -87,6 +87,7 @@ _COMMANDS: dict[str, dict[Callable[..., None], str]] = {
         "--seeds 8",
     },
     "Saved results": {
+        show: "llmprobe show runs/variance-builtin-heads --rows all",
         plot: "llmprobe plot runs/variance-builtin --kind heads --format pdf",
         compare: "llmprobe compare runs/variance-a runs/variance-b",
         merge: "llmprobe merge runs/seed-0 runs/seed-1 --output runs/both",

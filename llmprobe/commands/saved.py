@@ -1,16 +1,97 @@
-"""`plot`, `compare`, `merge` and `report`: the commands that open saved results."""
+"""`show`, `plot`, `compare`, `merge` and `report`: the commands that open saved results."""
 
+import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from llmprobe.commands.options import FLAG, OUTPUT_PANEL, PATH, Debug, Json, Overwrite, choice
 from llmprobe.commands.running import check_drawing, check_place
-from llmprobe.commands.showing import print_table, say, show_result
+from llmprobe.commands.showing import (
+    print_document,
+    print_result,
+    print_table,
+    say,
+    show_result,
+    terminal_width,
+)
 
+if TYPE_CHECKING:
+    from llmprobe.results.base import Result
+
+TABLE: dict[str, Any] = {"rich_help_panel": "Table"}
 FIGURE: dict[str, Any] = {"rich_help_panel": "Figure"}
 OUTPUT: dict[str, Any] = {"rich_help_panel": OUTPUT_PANEL}
+
+
+def show(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Folder of a result or a run.", **PATH)
+    ],
+    sort: Annotated[
+        str | None,
+        typer.Option(
+            **choice(
+                *("slope", "layer"),
+                text="Order of the rows. Default: steepest slope first if there are many.",
+            ),
+            **TABLE,
+        ),
+    ] = None,
+    rows: Annotated[
+        str | None, typer.Option(metavar="N|all", help="Rows to print. Default: 20.", **TABLE)
+    ] = None,
+    as_csv: Annotated[
+        bool,
+        typer.Option("--csv", **FLAG, help="Print all rows by length as CSV.", **OUTPUT),
+    ] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Print a saved result again, or how far a run is. It needs no torch."""
+    from llmprobe.base.files import is_result
+    from llmprobe.results.opening import load_result, unfinished
+
+    if as_csv and as_json:
+        raise ValueError("csv and json: got both; give only one of them")
+    given: dict[str, Any] = {} if sort is None else {"sort": sort}
+    given |= {} if rows is None else {"rows": _rows(rows)}
+    state = unfinished(folder)
+    if state is not None and not is_result(folder):
+        say(f"{folder}: {state}")
+        return
+    result = load_result(folder)
+    if as_json:
+        print_document(result, folder)
+    elif as_csv:
+        typer.echo(result.to_frame().to_csv(index=False), nl=False)
+    else:
+        print_result(result, folder, _table(result, given))
+    if state is not None:
+        say(f"{folder}: more prompts: {state}", err=True)
+
+
+def _rows(text: str) -> int | None:
+    if text == "all":
+        return None
+    if not re.fullmatch(r"[1-9]\d{0,8}", text):
+        raise ValueError(f"rows: got {text!r}, accepted: all, or 1 or more")
+    return int(text)
+
+
+def _table(result: "Result", options: dict[str, Any]) -> Any:
+    """Its table; only series have rows to sort and to leave out."""
+    from llmprobe.results.series import SeriesResult
+
+    if isinstance(result, SeriesResult):
+        return result.table(width=terminal_width(), **options)
+    if options:
+        (name, *_) = options
+        raise ValueError(
+            f"{name}: got {options[name]!r}, but {result.kind} results have no heads; leave it out"
+        )
+    return result.table(width=terminal_width())
 
 
 def plot(

@@ -1,6 +1,8 @@
 """How commands show a result: figures in its folder, and a table or a JSON document printed."""
 
 import json
+import sys
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,20 +13,47 @@ if TYPE_CHECKING:
 
 
 def say(text: str, *, err: bool = False) -> None:
-    """Print one line. Control characters are shown, not sent: the words may come from a file."""
+    """Print one line. Control characters are shown, not sent: the words may come from a file.
+
+    In a terminal it is wrapped between words at the terminal's width.
+    """
     from llmprobe.base.visible import visible
 
-    typer.echo(visible(text), err=err)
+    words, width = visible(text), terminal_width(err=err)
+    typer.echo(words if width is None else wrapped(words, width), err=err)
+
+
+def wrapped(text: str, width: int) -> str:
+    """A line as several that fit, broken between words; a longer word has a line to itself."""
+    return textwrap.fill(
+        text,
+        width,
+        subsequent_indent="  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+        drop_whitespace=True,
+        replace_whitespace=False,
+    )
 
 
 def show_result(result: "Result", folder: Path, *, as_json: bool) -> None:
     """Draw a result's figures into its folder and print the result."""
     draw_figures(result, folder)
     if as_json:
-        typer.echo(json.dumps(result.to_document() | {"output": folder.name}))
-        return
+        print_document(result, folder)
+    else:
+        print_result(result, folder, result.table(width=terminal_width()))
+
+
+def print_document(result: "Result", folder: Path) -> None:
+    """One JSON document with all rows."""
+    typer.echo(json.dumps(result.to_document() | {"output": folder.name}))
+
+
+def print_result(result: "Result", folder: Path, table: Any) -> None:
+    """The result as text: what it is, its table, what that says, and where it is."""
     say(result.headline())
-    print_table(result.table(width=terminal_width()))
+    print_table(table)
     for remark in result.remarks():
         say(remark)
     for warning in result.warnings:
@@ -48,12 +77,13 @@ def _figures(result: "Result") -> tuple[str, ...]:
     return f"{result.kind}.png", f"{result.kind}.pdf"
 
 
-def terminal_width() -> int | None:
-    """None if the output is no terminal: then no column is left out or cut."""
+def terminal_width(*, err: bool = False) -> int | None:
+    """None if the output is no terminal: then no line is wrapped and no column left out."""
+    if not (sys.stderr if err else sys.stdout).isatty():
+        return None
     from rich.console import Console
 
-    console = Console()
-    return console.width if console.is_terminal else None
+    return Console(stderr=err).width
 
 
 def print_table(table: Any) -> None:

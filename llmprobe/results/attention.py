@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from llmprobe.base.intervals import divide
 from llmprobe.results.base import check_shape, missing_as_nan
 from llmprobe.results.series import Array, SeriesResult
+from llmprobe.results.tables import MAX_ROWS
 from llmprobe.results.views import Lines, View
 
 if TYPE_CHECKING:
@@ -241,16 +242,23 @@ class AttentionResult(SeriesResult, kind="attention"):
             f"{len(decided)} heads have a slope that differs from 0; what decides it: {counts}."
         ]
 
-    def table(self, *, width: int | None = None) -> Any:
+    def table(
+        self, *, width: int | None = None, sort: str | None = None, rows: int | None = MAX_ROWS
+    ) -> Any:
         from rich.console import Group
 
-        rows = self._rows_table(width)
-        return Group(rows, self._terms_table(width)) if any(self._terms_known()) else rows
+        first = self._rows_table(width, sort=sort, rows=rows)
+        if not self._terms_known().any():
+            return first
+        return Group(first, self._terms_table(width, sort=sort, rows=rows))
+
+    def ranking(self) -> Array | None:
+        return self.slope_total if self._terms_known().any() else None
 
     def _terms_known(self) -> NDArray[np.bool_]:
         return np.asarray(np.isfinite(self.slope_coherence))
 
-    def _terms_table(self, width: int | None) -> Any:
+    def _terms_table(self, width: int | None, **order: Any) -> Any:
         ends = {
             "slope": [f"{slope:+.2f}" for slope in self.slope_total],
             "95 % CI": [
@@ -264,9 +272,10 @@ class AttentionResult(SeriesResult, kind="attention"):
         }
         title = "standard deviation of a head's output over prompts, and the terms of its slope"
         values = np.sqrt(self.measured_variance)
-        return self._table(title, values, ends=ends, width=None if width is None else width - 30)
+        room = None if width is None else width - 30
+        return self._table(title, values, ends=ends, width=room, **order)
 
-    def _rows_table(self, width: int | None) -> Any:
+    def _rows_table(self, width: int | None, **order: Any) -> Any:
         columns = {
             "H / ln n": self.entropy_share[:, -1],
             "no first": self.entropy_share_rest[:, -1],
@@ -280,7 +289,7 @@ class AttentionResult(SeriesResult, kind="attention"):
             if np.isfinite(values).any()  # older folders lack some
         }
         title = "effective tokens 1/Σa², mean over prompts"
-        return self._table(title, self.effective, ends=ends, width=width)
+        return self._table(title, self.effective, ends=ends, width=width, **order)
 
     def _draw(self, kind: str, ax: Any) -> Any:
         from llmprobe.results.figures import attention as figures

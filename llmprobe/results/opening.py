@@ -20,7 +20,7 @@ from typing import Any
 
 import llmprobe
 import llmprobe.results
-from llmprobe.base.files import MAX_JSON_BYTES, as_path, read_arrays
+from llmprobe.base.files import MAX_JSON_BYTES, as_path, is_result, read_arrays
 from llmprobe.errors import LLMProbeError, ResultFormatError
 from llmprobe.results.base import SCHEMA, Provenance, Result, checksums
 
@@ -59,6 +59,28 @@ def load_result(folder: str | os.PathLike[str]) -> Result:
                 return result
         time.sleep(pause)
     return _load(path)
+
+
+def unfinished(folder: str | os.PathLike[str]) -> str | None:
+    """How far the run in a folder is, in a line; None if there is none under way.
+
+    A run that adds prompts to a result has both.
+    """
+    path = as_path("folder", folder)
+    file = path / "configuration.json"
+    if not file.is_file() or file.stat().st_size > MAX_JSON_BYTES:
+        return None
+    try:
+        told = json.loads(file.read_text(encoding="utf-8"))
+        what = told.get("kind") or told["task"]
+        of = f" of {told['model']}" if "model" in told else ""
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ResultFormatError(f"{file} cannot be read ({error!r}); make it again") from None
+    if "format" in told and str(told["format"]).endswith("training") and is_result(path):
+        return None  # a training keeps its configuration next to its result
+    done = len(list(path.glob("checkpoints/*.safetensors")))
+    pieces = "1 piece" if done == 1 else f"{done} pieces"
+    return f"{what}{of} is not finished: {pieces} kept; run the same command to resume"
 
 
 def _stamp(folder: Path) -> tuple[int, int] | None:

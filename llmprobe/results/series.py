@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmprobe.results.base import Result, check_shape, command_line, records
-from llmprobe.results.tables import MAX_ROWS, fitting, titled
+from llmprobe.results.tables import MANY, fitting, titled
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -99,8 +99,33 @@ class SeriesResult(Result, kind=""):
         rows = records(frame)
         return [row | {"head": None if row["head"] is None else int(row["head"])} for row in rows]
 
+    def ranking(self) -> Array | None:
+        """What series are ranked by, the smallest first; None if there is nothing to rank by."""
+        return None
+
+    def order(self, sort: str | None = None) -> Integers:
+        """The series in the order of a table: `slope`, the steepest first, or `layer`.
+
+        If None, many series are ranked and a few are in the order of the layers.
+        """
+        ranks = self.ranking()
+        if sort not in (None, "slope", "layer"):
+            raise ValueError(f"sort: got {sort!r}, accepted: slope, layer")
+        if sort == "slope" and ranks is None:
+            raise ValueError(f"sort: got 'slope', but {self.kind} results have none; use layer")
+        if ranks is None or sort == "layer" or (sort is None and len(ranks) <= MANY):
+            return np.arange(len(self.layer))
+        return np.argsort(ranks, kind="stable")  # NaN comes last
+
     def _table(
-        self, title: str, values: Array, *, ends: Mapping[str, Sequence[str]], width: int | None
+        self,
+        title: str,
+        values: Array,
+        *,
+        ends: Mapping[str, Sequence[str]],
+        width: int | None,
+        sort: str | None,
+        rows: int | None,
     ) -> Any:
         """A row for each series: a statistic by length, then the columns `ends`."""
         shown = fitting(self.lengths, width)
@@ -115,14 +140,13 @@ class SeriesResult(Result, kind=""):
         for name in (*map(str, shown), *ends):
             table.add_column(name, justify="right", no_wrap=True)
         chosen = values[:, [self.lengths.index(length) for length in shown]]
-        for row in range(min(len(self.layer), MAX_ROWS)):
+        for row in self.order(sort)[:rows]:
             first = (f"{column[row]}" for column in starts.values())
             last = (column[row] for column in ends.values())
             table.add_row(*first, *(f"{value:.3g}" for value in chosen[row]), *last)
-        hidden = {
-            "rows": len(self.layer) - MAX_ROWS,
-            "lengths": len(self.lengths) - len(shown),
-        }
+        n_shown = len(self.layer) if rows is None else rows
+        hidden = {"rows": len(self.layer) - n_shown, "lengths": len(self.lengths) - len(shown)}
         if more := [f"{n} more {what}" for what, n in hidden.items() if n > 0]:
-            table.caption = f"and {' and '.join(more)} in the saved result"
+            how = " (--rows all)" if hidden["rows"] > 0 else ""
+            table.caption = f"and {' and '.join(more)} in the saved result{how}"
         return table

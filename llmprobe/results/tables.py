@@ -13,7 +13,9 @@ from rich.table import Table
 
 from llmprobe.base.lengths import spread
 
-MAX_ROWS = 40
+MAX_ROWS = 20
+MANY = 10
+"""More series than this are ranked, in tables and figures."""
 _COLUMN = 10
 _OTHER_COLUMNS = 46
 """Characters: of a column with numbers, and of layer, head, slope, interval and R² together."""

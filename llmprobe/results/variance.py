@@ -14,7 +14,7 @@ from rich.markup import escape
 
 from llmprobe.results.base import check_shape
 from llmprobe.results.series import Array, Integers, SeriesResult
-from llmprobe.results.tables import titled
+from llmprobe.results.tables import MAX_ROWS, titled
 from llmprobe.results.views import HeadMap, Lines, View
 
 if TYPE_CHECKING:
@@ -138,6 +138,9 @@ class VarianceResult(SeriesResult, kind="variance"):
     def key_frame(self) -> "pd.DataFrame":
         return self.decay_frame()
 
+    def ranking(self) -> Array:
+        return self.slope
+
     def headline(self) -> str:
         slopes = self.slope[np.isfinite(self.slope)]
         return super().headline() + (
@@ -174,7 +177,9 @@ class VarianceResult(SeriesResult, kind="variance"):
         answers = f"accuracy on the first token of the answer, by length: {', '.join(shares)}"
         return [*([answers] if self.accuracy else []), self.reading()]
 
-    def table(self, *, width: int | None = None) -> Any:
+    def table(
+        self, *, width: int | None = None, sort: str | None = None, rows: int | None = MAX_ROWS
+    ) -> Any:
         intervals = zip(self.slope_low, self.slope_high, strict=True)
         ends = {
             "slope": [f"{slope:+.2f}" for slope in self.slope],
@@ -182,7 +187,7 @@ class VarianceResult(SeriesResult, kind="variance"):
             "R²": [f"{r2:.2f}" for r2 in self.r2],
         }
         title = "standard deviation over prompts, median over features"
-        return self._table(title, self.std_median, ends=ends, width=width)
+        return self._table(title, self.std_median, ends=ends, width=width, sort=sort, rows=rows)
 
     def to_document(self) -> dict[str, Any]:
         decay = self._records(self.decay_frame())

@@ -15,7 +15,7 @@ from samples import (
 from search_samples import make_search_result
 
 from llmprobe.commands.saved import compare
-from llmprobe.commands.showing import draw_figures, show_result
+from llmprobe.commands.showing import draw_figures, show_result, wrapped
 from llmprobe.results.opening import known_kinds
 
 MAKERS = {
@@ -116,3 +116,11 @@ def test_names_in_a_comparison_are_text(tmp_path, capsys):
     assert not [c for c in out if not c.isprintable() and c != "\n"]
     assert "[red]a[/red]" in out
     assert r"\frac{1}{2}" in (tmp_path / "x.svg").read_text()
+
+
+def test_lines_are_wrapped_between_words():
+    text = "note: a_very_long_name_that_fits_no_line and some-hyphens-in-it, a b c"
+    lines = wrapped(text, 20).splitlines()
+    assert " ".join(line.strip() for line in lines) == text
+    assert set(" ".join(lines).split()) == set(text.split())
+    assert all(len(line) <= 20 or len(line.split()) == 1 for line in lines)

@@ -23,7 +23,7 @@ import llmprobe.results
 from llmprobe import ResultFormatError, VarianceResult, load_result
 from llmprobe.results import opening
 from llmprobe.results.base import SCHEMA, Result, missing_as_nan
-from llmprobe.results.opening import known_kinds
+from llmprobe.results.opening import known_kinds, unfinished
 from llmprobe.results.series import Array
 
 KEPT = ROOT / "tests" / "data" / "results"
@@ -282,3 +282,11 @@ def test_a_changed_number_in_the_document_is_seen(tmp_path):
     (folder / "result.json").write_text(document.replace('"component": 0', '"component": 1'))
     with pytest.raises(ResultFormatError, match="was changed"):
         load_result(folder)
+
+
+def test_a_configuration_that_cannot_be_read_is_one_line(tmp_path):
+    assert unfinished(tmp_path) is None
+    for words in ("", "[]", "{}", '{"kind": 3', "[" * 100_000):
+        (tmp_path / "configuration.json").write_text(words)
+        with pytest.raises(llmprobe.ResultFormatError, match="cannot be read"):
+            unfinished(tmp_path)

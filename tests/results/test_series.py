@@ -75,7 +75,7 @@ def test_a_document_has_whole_numbers_for_heads_and_null_for_whole_layers():
 
 
 def test_types_are_shown_where_they_differ_and_long_tables_are_cut():
-    assert "20 more rows in the saved" in text(make_variance_result(n_heads=30).table())
+    assert "40 more rows in the saved" in text(make_variance_result(n_heads=30).table())
     mixed = dataclasses.replace(make_variance_result(), layer_type=("full",) * 3 + ("sliding",) * 3)
     assert "sliding" in text(mixed.table())
     assert "head" not in text(whole_layers(mixed).table())
@@ -87,3 +87,20 @@ def test_a_narrow_terminal_gets_fewer_lengths_and_is_told():
     assert shown.splitlines()[1].split()[2:5] == ["16", "512", "16384"]
     assert shown.splitlines()[2].split()[3] == f"{result.std_median[0, 5]:.3g}"
     assert "8 more lengths" in shown
+
+
+def test_many_series_are_ranked_and_a_few_are_in_the_order_of_layers():
+    slopes = np.array([0.1, -0.5, np.nan, -0.2] * 3)
+    many = dataclasses.replace(make_variance_result(n_heads=6), slope=slopes)
+    assert slopes[many.order()].tolist()[:6] == [-0.5] * 3 + [-0.2] * 3
+    assert np.isnan(slopes[many.order()][-3:]).all()
+    assert many.order("layer").tolist() == list(range(12))
+    few = make_variance_result(n_heads=5)
+    assert few.order().tolist() == list(range(10))
+    first = text(many.table()).splitlines()[2].split()[:2]
+    assert first == ["0", "1"]
+    assert len(text(many.table(rows=2)).splitlines()) == 2 + 2 + 1
+    attention = make_attention_result()
+    assert attention.order().tolist() == list(range(4))
+    with pytest.raises(ValueError, match="attention results have none; use layer"):
+        attention.order("slope")

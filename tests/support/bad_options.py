@@ -35,6 +35,7 @@ RIGHT: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "loss": (("builtin",), (*PROBE, "--text", "builtin")),
     "check": (("builtin",), ("--length", "8")),
     "train-synthetic": ((), (*TRAIN, "--output", "{}/out")),
+    "show": (("{}/run",), ()),
     "plot": (("{}/run",), ()),
     "compare": (("{}/run", "{}/other"), ("--output", "{}/both.png")),
     "merge": (("{}/run", "{}/other"), ("--output", "{}/out")),
@@ -237,6 +238,9 @@ BAD_BY_NAME: dict[str, dict[str, str]] = {
     "loss prompts": {"pie": "random, unigram, text, dictionary"},
     "folder": FOLDER,
     "folders": FOLDER | {"{}/lab": "synthetic", "{}/attention": "attention"},
+    "same-targets": {"0": "1 or more", "8": "fewer than the shortest length, 8"},
+    "sort": {"head": "slope, layer", "Slope": "slope, layer"},
+    "rows": {"0": "1 or more", "many": "1 or more", "-3": "1 or more"},
     "kind": {"pie": "decay, heads", "../../x": "decay, heads", "accuracy": "decay, heads"},
     "format": {"gif": "png, pdf, svg", "PNG": "png, pdf, svg"},
     "plot width": {"0": "1 to 40 inches", "1e9": "1 to 40 inches"},
@@ -292,6 +296,10 @@ TOGETHER: dict[str, list[tuple[str, str]]] = {
         ("--output {}/lab --learning-rate 0.01", "learning_rate 0.001 (asked: 0.01)"),
         ("--output {}/run", "holds no training"),
         ("--output {}/here --overwrite", "holds no training"),
+    ],
+    "show": [
+        ("{}/other", "unexpected extra argument"),
+        ("--csv --json", "give only one of them"),
     ],
     "plot": [
         ("{}/other", "unexpected extra argument"),
