@@ -281,6 +281,7 @@ class _Endings:
 
     def __init__(self, prompts: Prompts) -> None:
         self.prompts, self.longest = prompts, prompts.longest
+        self.longest_one = prompts.longest_one
 
     def batch(self, indices: Sequence[int], length: int) -> Tensor:
         whole, n_head = self.prompts.batch(indices, self.longest), self.prompts.n_head
