@@ -100,7 +100,8 @@ def test_many_series_are_ranked_and_a_few_are_in_the_order_of_layers():
     first = text(many.table()).splitlines()[2].split()[:2]
     assert first == ["0", "1"]
     assert len(text(many.table(rows=2)).splitlines()) == 2 + 2 + 1
-    attention = make_attention_result()
+    nothing = np.full(4, np.nan)
+    attention = dataclasses.replace(make_attention_result(), slope_coherence=nothing)
     assert attention.order().tolist() == list(range(4))
     with pytest.raises(ValueError, match="attention results have none; use layer"):
         attention.order("slope")
