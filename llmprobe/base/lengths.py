@@ -119,7 +119,7 @@ def passes_of(
     """The lengths that each pass serves, and its prompts.
 
     In one pass a prompt is as long as the longest length that it reaches. Prompts that are too
-    short for the longest one make a pass of their own, for the lengths that they reach.
+    short for the longest one make a separate pass, for the lengths that they reach.
     """
     served = [tuple(lengths[: at + 1]) if one_pass else (n,) for at, n in enumerate(lengths)]
     if sizes is None:
