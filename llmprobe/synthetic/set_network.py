@@ -8,12 +8,20 @@ without positions, an MLP that reads its output. Every parameter has a first axi
 which share nothing but the computation; a batch holds as many sets for each of them. A variant is
 `baseline` or a few names of `PARTS` joined by a plus, such as `layernorm+ssmax`.
 
-The attention answers for the query alone, so its output has one position; the norm stands behind
-it, so a capture sees what the norm is given.
+The attention answers for the query alone, so its output has one position. Where a norm stands is a
+part of its name, from the inside out:
+
+    each head        headnorm, headnorm-gain         before W_O
+    heads joined     concatnorm, concatnorm-fixed    before W_O
+    output           layernorm, standardize, rmsnorm behind W_O, before the residual sum
+    sum with query   postnorm, postnorm-fixed        behind the residual sum; needs `residual`
+
+A network of several heads has W_O; with one head `outproj` adds it. A capture sees the attention
+output, behind W_O and before the last two.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -40,21 +48,29 @@ from llmprobe.synthetic.softmaxes import (
 from llmprobe.synthetic.tasks import SetTask
 from llmprobe.synthetic.variants import AVERAGES, BASELINE, Part, parse_variant
 
+
+def _layer_norm(seeds: int, size: int) -> SeedNorm:
+    return SeedNorm(seeds, size, gain=True, bias=True)
+
+
 PARTS = {
-    "layernorm": Part(
-        "norm",
-        "LayerNorm on the attention output",
-        lambda seeds, size: SeedNorm(seeds, size, gain=True, bias=True),
-    ),
-    "standardize": Part(
-        "norm", "LayerNorm without gain and bias on the attention output", SeedNorm
-    ),
+    "layernorm": Part("norm", "LayerNorm on the attention output, behind W_O", _layer_norm),
+    "standardize": Part("norm", "layernorm with fixed gain and no bias", SeedNorm),
     "rmsnorm": Part(
         "norm",
-        "RMSNorm on the attention output",
+        "RMSNorm on the attention output, behind W_O",
         lambda seeds, size: SeedNorm(seeds, size, gain=True, center=False),
     ),
-    "headnorm": Part("heads", "LayerNorm without gain and bias on each head's output", SeedNorm),
+    "headnorm": Part(
+        "heads", "LayerNorm on each head, before W_O, with fixed gain and no bias", SeedNorm
+    ),
+    "headnorm-gain": Part("heads", "headnorm with learned gain and bias", _layer_norm),
+    "concatnorm": Part("joined", "LayerNorm on all heads joined, before W_O", _layer_norm),
+    "concatnorm-fixed": Part("joined", "concatnorm with fixed gain and no bias", SeedNorm),
+    "postnorm": Part("sum", "LayerNorm behind the residual sum; needs residual", _layer_norm),
+    "postnorm-fixed": Part("sum", "postnorm with fixed gain and no bias", SeedNorm),
+    "residual": Part("residual", "the query's vector added to the attention output"),
+    "outproj": Part("projection", "W_O for a network of one head; several heads have it"),
     "dropout": Part("dropout", "dropout on the attention output while training"),
     "ssmax": Part("softmax", "softmax(s log(n) logits), s learned", ScalableSoftmax),
     "differential": Part(
@@ -66,7 +82,7 @@ PARTS = {
     "adaptive": Part("temperature", "a colder softmax where it is spread thin, at test time only"),
     **AVERAGES,
 }
-"""What `build` is given: norm and heads (seeds, size); softmax (seeds, heads, head size)."""
+"""What `build` is given: norms (seeds, size); softmax (seeds, heads, head size)."""
 
 
 def parse_set_variant(name: str) -> dict[str, str]:
@@ -74,7 +90,22 @@ def parse_set_variant(name: str) -> dict[str, str]:
     parts = parse_variant(name, PARTS)
     if parts.get("softmax") == "normalized" and "temperature" in parts:
         raise ValueError(f"variants: {name!r} has no softmax whose temperature could change")
+    if "sum" in parts and "residual" not in parts:
+        raise ValueError(
+            f"variants: {name!r} has no residual sum for its norm; write residual+{parts['sum']}"
+        )
     return parts
+
+
+def check_projection(parts: Mapping[str, str], heads: int) -> None:
+    """Refuse a W_O that is there anyway: two names for one network."""
+    if "projection" in parts and heads > 1:
+        raise ValueError(f"variants: a network of {heads} heads has W_O; leave outproj out")
+
+
+def _norm(parts: Mapping[str, str], place: str, seeds: int, size: int) -> nn.Module:
+    norm: nn.Module = PARTS[parts[place]].build(seeds, size) if place in parts else nn.Identity()
+    return norm
 
 
 class ItemEmbedding(nn.Module):
@@ -114,10 +145,11 @@ class SetAttention(nn.Module):
         self.q_proj = SeedLinear(seeds, width, maps * self.head_size, bias=False)
         self.k_proj = SeedLinear(seeds, width, maps * self.head_size, bias=False)
         self.v_proj = SeedLinear(seeds, width, width, bias=False)
-        norm = PARTS[parts["heads"]].build if "heads" in parts else None
-        self.norm = nn.Identity() if norm is None else norm(seeds, self.head_size)
+        self.norm = _norm(parts, "heads", seeds, self.head_size)
+        self.joined_norm = _norm(parts, "joined", seeds, width)
         # One head needs no projection: its values are already where they go.
-        self.o_proj = SeedLinear(seeds, width, width, bias=False) if heads > 1 else nn.Identity()
+        projects = heads > 1 or "projection" in parts
+        self.o_proj = SeedLinear(seeds, width, width, bias=False) if projects else nn.Identity()
 
     def forward(self, query: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """(batch, 1, width) and (batch, n, width) to the output and (batch, heads, n) weights."""
@@ -139,7 +171,8 @@ class SetAttention(nn.Module):
         shift = mass.flatten(1, 2) * mlp.bias[:, None]
         pooled = torch.baddbmm(shift, pooled.flatten(1, 2), mlp.weight).view(pooled.shape)
         heads = _map_heads(pooled, values.permute(0, 2, 1, 3)).flatten(0, 1)
-        return self.o_proj(self.norm(self.softmax.norm(heads)).flatten(1)[:, None]), weights
+        joined = self.norm(self.softmax.norm(heads)).flatten(1)[:, None]
+        return self.o_proj(self.joined_norm(joined)), weights
 
 
 def _map_heads(x: Tensor, maps: Tensor) -> Tensor:
@@ -190,7 +223,7 @@ class Answer(NamedTuple):
     logits: Tensor
     """(batch, classes)"""
     output: Tensor
-    """The attention output as the reading MLP is given it, behind the norm: (batch, width)."""
+    """What the reading MLP is given, behind all norms and the residual sum: (batch, width)."""
     weights: Tensor
     """(batch, heads, n)"""
 
@@ -212,13 +245,16 @@ class SetNetwork(SeedNetwork):
         super().__init__(seeds, task=task, variant=variant, width=width, heads=heads)
         check_heads(width, heads)
         parts = parse_set_variant(variant)
+        check_projection(parts, heads)
         n = len(seeds)
         self.task = SetTask.named(task)
         self.variant, self.width, self.heads = variant, width, heads
         self.items = ItemEmbedding(task, width, n)
         self.query = SeedMlp(n, self.task.query_size, width, width)
         self.attention = SetAttention(width, heads, n, parts)
-        self.norm = PARTS[parts["norm"]].build(n, width) if "norm" in parts else nn.Identity()
+        self.norm = _norm(parts, "norm", n, width)
+        self.residual = "residual" in parts
+        self.sum_norm = _norm(parts, "sum", n, width)
         self.readout = SeedMlp(n, width, width, N_CLASSES)
         self.draw_weights()
 
@@ -236,4 +272,5 @@ class SetNetwork(SeedNetwork):
         query = self.query(self.task.query(input_ids[:, -1:]).to(hidden.dtype))
         output, weights = self.attention(query, hidden)
         output = self.norm(output[:, 0])
+        output = self.sum_norm(output + query[:, 0] if self.residual else output)
         return Answer(self.readout(drop(output)[:, None])[:, 0], output, weights)

@@ -15,7 +15,7 @@ from llmprobe.base.seeds import torch_generator
 from llmprobe.results.accuracy import MARGINS, SyntheticResult
 from llmprobe.synthetic.layers import Drop, by_seed
 from llmprobe.synthetic.plan import Advance, Done, Numbers, Plan
-from llmprobe.synthetic.set_network import PARTS, SetNetwork, parse_set_variant
+from llmprobe.synthetic.set_network import PARTS, SetNetwork, check_projection, parse_set_variant
 from llmprobe.synthetic.set_scores import N_FEATURES, digest_test_sets, evaluate
 from llmprobe.synthetic.set_tokens import N_CLASSES
 from llmprobe.synthetic.tasks import SetTask
@@ -36,6 +36,7 @@ class SetTraining(Training):
     def __post_init__(self) -> None:
         super().__post_init__()
         SetTask.named(self.task).check(self.longest, "train_lengths")
+        check_projection(self.parse(self.variant), self.heads)
 
     def parse(self, variant: str) -> dict[str, str]:
         return parse_set_variant(variant)

@@ -27,6 +27,12 @@ MAPS = {
 VECTORS = {
     "norm.gain": "norm.weight",
     "norm.bias": "norm.bias",
+    "attention.norm.gain": "each_norm.weight",
+    "attention.norm.bias": "each_norm.bias",
+    "attention.joined_norm.gain": "joined_norm.weight",
+    "attention.joined_norm.bias": "joined_norm.bias",
+    "sum_norm.gain": "sum_norm.weight",
+    "sum_norm.bias": "sum_norm.bias",
     "attention.softmax.norm.gain": "head_norm.weight",
     "attention.softmax.norm.bias": "head_norm.bias",
     "attention.softmax.scale": "scale",
@@ -39,12 +45,22 @@ NORMS = {
     "standardize": lambda size: nn.LayerNorm(size, elementwise_affine=False),
     "rmsnorm": lambda size: nn.RMSNorm(size, eps=1e-5),
 }
+"""On the attention output, behind W_O."""
+PLACED = {
+    "each_norm": {"headnorm-gain": NORMS["layernorm"]},
+    "joined_norm": {"concatnorm": NORMS["layernorm"], "concatnorm-fixed": NORMS["standardize"]},
+    "sum_norm": {"postnorm": NORMS["layernorm"], "postnorm-fixed": NORMS["standardize"]},
+}
+"""Norms of other places: on each head, on all heads joined, behind the residual sum."""
 AVERAGES = {"ema", "bema"}
 """They choose the weights, not what is done with them."""
 KNOWN = {
     *NORMS,
+    *(name for norms in PLACED.values() for name in norms),
     *AVERAGES,
     "headnorm",
+    "residual",
+    "outproj",
     "dropout",
     "ssmax",
     "differential",
@@ -68,11 +84,16 @@ class Textbook(nn.Module):
         self.queries = nn.Linear(width, n_maps * width, bias=False)
         self.keys = nn.Linear(width, n_maps * width, bias=False)
         self.values = nn.Linear(width, width, bias=False)
-        self.join = nn.Linear(width, width, bias=False) if heads > 1 else nn.Identity()
+        projects = heads > 1 or "outproj" in self.parts
+        self.join = nn.Linear(width, width, bias=False) if projects else nn.Identity()
         self.readout = _mlp(width, width, 10)
         self.norm: nn.Module = nn.Identity()
         for part in self.parts & NORMS.keys():
             self.norm = NORMS[part](width)
+        for place, norms in PLACED.items():
+            size = self.size if place == "each_norm" else width
+            (own,) = self.parts & norms.keys() or {None}
+            setattr(self, place, nn.Identity() if own is None else norms[own](size))
         self.head_norm: nn.Module = nn.Identity()
         if "ssmax" in self.parts:
             self.scale = nn.Parameter(torch.zeros(heads))
@@ -131,7 +152,10 @@ class Textbook(nn.Module):
             heads = (heads - heads.mean(-1, keepdim=True)) / torch.sqrt(
                 heads.var(-1, correction=0, keepdim=True) + 1e-5
             )
-        output = self.norm(self.join(heads.reshape(batch, -1)))
+        joined = self.joined_norm(self.each_norm(heads).reshape(batch, -1))
+        output = self.norm(self.join(joined))
+        if "residual" in self.parts:
+            output = self.sum_norm(q + output)
         return self.readout(output * kept), output, weights[:, :, 0]
 
     def attend(self, scores: Tensor) -> Tensor:

@@ -9,21 +9,36 @@ from llmprobe.synthetic.set_network import PARTS, SetNetwork, parse_set_variant
 from llmprobe.synthetic.tasks import TASKS, SetTask
 from llmprobe.synthetic.variants import BASELINE, trained_as
 
-PAIRS = [f"{a}+{b}" for a in PARTS for b in PARTS if PARTS[a].place < PARTS[b].place]
-PAIRS.remove("normalized+adaptive")
-VARIANTS = [BASELINE, *PARTS, *PAIRS]
 WIDTH, BATCH, LENGTH = 16, 5, 7
 
+
+def whole(variant):
+    """With the residual that a norm behind its sum needs."""
+    parts = variant.split("+")
+    needs = any(PARTS[part].place == "sum" for part in parts if part != BASELINE)
+    return f"residual+{variant}" if needs and "residual" not in parts else variant
+
+
+SINGLE = [BASELINE, *map(whole, PARTS)]
+PAIRS = [f"{a}+{b}" for a in PARTS for b in PARTS if PARTS[a].place < PARTS[b].place]
+PAIRS.remove("normalized+adaptive")
+VARIANTS = list(dict.fromkeys([*SINGLE, *map(whole, PAIRS)]))
+TASKS_OF_SETS = [name for name, task in TASKS.items() if issubclass(task, SetTask)]
+CASES = [(task, variant, heads) for task in TASKS_OF_SETS for variant in SINGLE for heads in (1, 4)]
+CASES += [
+    (TASKS_OF_SETS[number % 2], variant, (1, 4)[number // 2 % 2])
+    for number, variant in enumerate(v for v in VARIANTS if v not in SINGLE)
+]
+
 every_variant = pytest.mark.parametrize("variant", VARIANTS)
-every_part = pytest.mark.parametrize("variant", [BASELINE, *PARTS])
-every_task = pytest.mark.parametrize(
-    "task", [name for name, task in TASKS.items() if issubclass(task, SetTask)]
-)
+every_part = pytest.mark.parametrize("variant", SINGLE)
+every_task = pytest.mark.parametrize("task", TASKS_OF_SETS)
 one_and_four_heads = pytest.mark.parametrize("heads", [1, 4])
 
 
 def build(task, variant, *, heads=1, seeds=(0,), dtype=torch.float64):
     """A network whose parameters are all away from where they begin, and attention from uniform."""
+    heads = 1 if "outproj" in variant else heads
     network = SetNetwork(task, variant, seeds=seeds, width=WIDTH, heads=heads).to(dtype)
     generator = torch.Generator().manual_seed(1)
     for parameter in network.parameters():
@@ -42,9 +57,7 @@ def by_textbook(book, task, tokens, kept=1.0):
     return book(items.to(dtype), query.to(dtype), kept)
 
 
-@every_task
-@every_variant
-@one_and_four_heads
+@pytest.mark.parametrize(("task", "variant", "heads"), CASES)
 def test_it_equals_the_textbook_and_so_do_its_gradients(task, variant, heads):
     network = build(task, variant, heads=heads)
     book = Textbook.of(network)
@@ -80,7 +93,7 @@ def test_it_equals_the_textbook_at_other_lengths(variant, length):
     answer = network(tokens)
     for got, value in zip(answer, by_textbook(Textbook.of(network), "argmax", tokens), strict=True):
         torch.testing.assert_close(got, value, rtol=1e-10, atol=1e-10)
-    assert answer.weights.shape == (BATCH, 4, length)
+    assert answer.weights.shape == (BATCH, network.heads, length)
     assert answer.output.shape == (BATCH, WIDTH)
     assert answer.logits.shape == (BATCH, 10)
 
@@ -121,7 +134,7 @@ def test_the_order_of_the_items_does_not_matter(variant, task):
 @one_and_four_heads
 def test_all_variants_of_a_seed_begin_alike(variant, heads):
     """Whatever the other seeds are, and where among them it stands."""
-    sizes = {"width": WIDTH, "heads": heads}
+    sizes = {"width": WIDTH, "heads": 1 if variant == "outproj" else heads}
     plain = SetNetwork("argmax", seeds=(7,), **sizes).state_dict()
     own = SetNetwork("argmax", variant, seeds=(2, 7), **sizes).state_dict()
     missing = plain.keys() - own.keys()
@@ -200,6 +213,9 @@ def test_adaptive_is_its_training_variant_made_colder_at_long_lengths():
         ("headnorm+headnorm", "headnorm and headnorm for the heads"),
         ("normalized+adaptive", "no softmax whose temperature"),
         ("adaptive+normalized", "no softmax whose temperature"),
+        ("postnorm", "no residual sum for its norm; write residual.postnorm"),
+        ("layernorm+postnorm-fixed", "no residual sum for its norm; write residual.postnorm-fixed"),
+        ("headnorm+headnorm-gain", "headnorm and headnorm-gain for the heads; choose one"),
     ],
 )
 def test_parts_that_exclude_each_other_are_refused(wrong, reason):
@@ -228,3 +244,45 @@ def test_a_variant_of_sets_is_parsed_like_any_other():
 def test_heads_must_divide_the_width(width, heads):
     with pytest.raises(ValueError, match=f"heads: got {heads}, accepted: a divisor"):
         SetNetwork("argmax", width=width, heads=heads)
+
+
+def test_a_projection_that_is_there_anyway_is_refused():
+    assert "attention.o_proj.weight" in SetNetwork("argmax", "outproj", width=8).state_dict()
+    assert "attention.o_proj.weight" in SetNetwork("argmax", width=8, heads=2).state_dict()
+    with pytest.raises(ValueError, match="a network of 2 heads has W_O; leave outproj out"):
+        SetNetwork("argmax", "outproj", width=8, heads=2)
+
+
+def test_a_norm_stands_where_its_name_says():
+    """What each place leaves standardized, and what it does not."""
+
+    def is_standard(x):
+        zeros, ones = torch.zeros(x.shape[:-1]), torch.ones(x.shape[:-1])
+        far = x.mean(dim=-1) - zeros, x.var(dim=-1, correction=0) - ones
+        return all(bool((d.abs() < 1e-2).all()) for d in far)
+
+    tokens, _ = sets("argmax")
+    for norm, place in {
+        "headnorm": "heads",
+        "concatnorm-fixed": "joined",
+        "standardize": "output",
+        "postnorm-fixed": "sum",
+    }.items():
+        network = build("argmax", f"residual+{norm}", heads=4, dtype=torch.float32)
+        for parameter in network.parameters():
+            parameter.data *= 3  # so that a variance stands out against the norm's epsilon
+        seen = {}
+        network.attention.o_proj.register_forward_hook(
+            lambda _, given, made, seen=seen: seen.update(joined=given[0][:, 0], projected=made)
+        )
+        network.norm.register_forward_hook(lambda _, __, made, seen=seen: seen.update(output=made))
+        answer = network(tokens)
+        found = {
+            "heads": is_standard(seen["joined"].unflatten(-1, (4, -1))),
+            "joined": is_standard(seen["joined"]),
+            "output": is_standard(seen["output"]),
+            "sum": is_standard(answer.output),
+        }
+        expected = {name: name == place for name in found}
+        expected["joined"] |= place == "heads"  # heads that are standard are so together
+        assert found == expected, norm

@@ -97,6 +97,11 @@ def test_losses_are_those_of_each_seeds_own_examples():
     assert not torch.equal(silent, loss)
 
 
+def test_a_projection_that_is_there_anyway_is_refused_before_training():
+    with pytest.raises(ValueError, match="a network of 2 heads has W_O"):
+        dataclasses.replace(SMALL, variant="layernorm+outproj", heads=2)
+
+
 def test_who_ends_with_the_loss_of_guessing_has_not_learned():
     guess = F.cross_entropy(torch.zeros(4, 10), torch.arange(4))
     losses = torch.stack([guess, 0.99 * guess, 0.9 * guess, torch.tensor(torch.nan)])
