@@ -1,8 +1,10 @@
 """A self-check: are captures of this model correct?
 
 `check_capture(model)` compares captures with the model without hooks, with eager attention, with
-shorter prompts and with padded batches. A check that fails gives the difference. Differences are
-relative: the largest one divided by the root mean square of the expected values.
+shorter prompts and with padded batches. A check that fails names the layer, the difference and the
+tolerance, and says what to try. Differences are relative: the largest one divided by the root mean
+square of the expected values. Rounding adds up from layer to layer, so deeper layers may differ
+more: the tolerance grows with the root of the depth.
 """
 
 import inspect
@@ -23,11 +25,13 @@ from llmprobe.capture.outputs import capture_attention
 from llmprobe.capture.rows import capture_rows
 from llmprobe.errors import UnsupportedModelError
 
-_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4}
+_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4, torch.float16: 0.05, torch.bfloat16: 0.1}
+"""In the first layer. Models round parts of float64 computations to float32. Half precision rounds
+at 2^-8 to 2^-11, and one output has several roundings."""
+_DEPTH = 4
+"""Layers after which differences of independent roundings have grown by the root of 2."""
 _LONGEST = 2**16
 """Eager attention computes the square of it as weights."""
-_LOW_PRECISION_TOLERANCE = 0.1
-"""Half precision rounds at 2^-8 to 2^-11, and one output has several roundings."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,8 @@ class Check:
     difference: float | None
     """None if the check is a fact and not a comparison."""
     detail: str
+    tolerance: float | None = None
+    """What the difference may be, in the layer that is nearest to its tolerance or beyond it."""
 
 
 @dataclass(frozen=True)
@@ -116,9 +122,15 @@ def _checks(loaded: LoadedModel, length: int, seed: int) -> Iterator[Check]:
     yield Check("hooked logits equal unhooked", same == 0, same, "largest difference of a logit")
 
     def compare(name: str, got: Any, expected: Any, detail: str) -> Check:
-        worst = max(_difference(got[layer.layer], expected[layer.layer]) for layer in layers)
-        tolerance = _TOLERANCE.get(plain.dtype, _LOW_PRECISION_TOLERANCE)
-        return Check(name, worst <= tolerance, worst, detail)
+        found = []
+        for depth, layer in enumerate(layers):
+            tolerance = tolerance_of(plain.dtype, depth)
+            difference = _difference(got[layer.layer], expected[layer.layer])
+            found.append((difference / tolerance, difference, tolerance, layer.layer))
+        ratio, worst, tolerance, number = max(found)
+        if ratio > 1:
+            detail = f"layer {number}, tolerance {tolerance:.1e}; {_advice(plain.dtype)}"
+        return Check(name, ratio <= 1, worst, detail, tolerance)
 
     with eager_weights(model), capture_attention(model) as eager:
         model(**inputs)
@@ -156,6 +168,19 @@ def _checks(loaded: LoadedModel, length: int, seed: int) -> Iterator[Check]:
 
     if loaded.tokenizer is not None:
         yield Check("beginning of sequence", True, None, _describe_bos(loaded))
+
+
+def tolerance_of(dtype: torch.dtype, depth: int) -> float:
+    """What captures may differ by in the attention layer at a depth, from 0."""
+    return _TOLERANCE.get(dtype, _TOLERANCE[torch.bfloat16]) * math.sqrt(1 + depth / _DEPTH)
+
+
+def _advice(dtype: torch.dtype) -> str:
+    """What to try where a comparison fails."""
+    finer = {torch.float32: "float64", torch.float64: None}.get(dtype, "float32")
+    if finer is None:
+        return 'try attn_implementation="eager"; if that fails too, captures here are wrong'
+    return f'try dtype="{finer}": rounding passes there, and a wrong capture does not'
 
 
 def _rows(
@@ -231,4 +256,4 @@ def _describe_bos(loaded: LoadedModel) -> str:
     if loaded.bos_token_id is None:
         return "the tokenizer has none"
     adds = "added" if loaded.adds_bos else "not added"
-    return f"{loaded.tokenizer.bos_token} is {adds} by the tokenizer"
+    return f"{loaded.tokenizer.bos_token} is {adds} to every prompt"

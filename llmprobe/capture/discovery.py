@@ -44,6 +44,7 @@ _N_TOKENS = 7
 """Tokens of the run by behavior; a prime that is unlikely to be a number of heads."""
 HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
 _KV_HEADS = ("num_kv_heads", "num_key_value_heads", "n_kv_heads")
+_WINDOWS = ("sliding_window", "attention_chunk_size", "window_size")
 _DIGITS = 5
 """Of a layer's number. A range is expanded before the model is known, so it must be short."""
 _ACCEPTED = 'accepted: "all", 0, -1, "0,4,8..12", a list of numbers, a slice'
@@ -81,6 +82,8 @@ class AttentionLayer:
     computed."""
     last_only: bool
     """True if the module returns the last token only: its output has one position."""
+    window: int | None = None
+    """Tokens that a sliding layer sees, if it says so."""
 
 
 _known: "WeakKeyDictionary[nn.Module, tuple[int, tuple[AttentionLayer, ...]]]" = WeakKeyDictionary()
@@ -362,10 +365,12 @@ def _describe(
             f"{what} has {n_heads} heads, but its projection takes {seen.projection_size} "
             "features, so its heads cannot be captured"
         )
+    kind = _type(module, number, decoder, seen.calls)
     return AttentionLayer(
         layer=number,
         path=path,
-        type=_type(module, number, decoder, seen.calls),
+        type=kind,
+        window=number_of(module, _WINDOWS) if kind == "sliding" else None,
         n_heads=n_heads,
         n_kv_heads=n_kv_heads,
         head_size=seen.projection_size // n_heads,

@@ -42,6 +42,7 @@ from llmprobe.capture.contents import (
     check_types,
     check_weights,
     count_gguf,
+    gguf_values,
     quick_gguf,
     tensor_types,
 )
@@ -87,9 +88,9 @@ class LoadedModel:
     """By layer, in transformers' words (full_attention, sliding_attention); None if undeclared."""
     vocab_size: int
     bos_token_id: int | None
-    """From the tokenizer; without a tokenizer, from the config."""
+    """From the tokenizer; without a tokenizer, from the config; as a GGUF file declares it."""
     adds_bos: bool
-    """Whether the tokenizer begins every text with the BOS token."""
+    """Whether every text begins with the BOS token, by the tokenizer or by a GGUF file."""
 
     @classmethod
     def of(
@@ -213,7 +214,8 @@ def load_model(
         )
         check_complete(report)
     model.eval().requires_grad_(False)
-    return LoadedModel.of(model, tokenizer=tokenizer, name=place.shown, revision=place.revision)
+    loaded = LoadedModel.of(model, tokenizer=tokenizer, name=place.shown, revision=place.revision)
+    return loaded if place.gguf is None else _with_declared_bos(loaded, place.gguf)
 
 
 def shown_name(name: str | os.PathLike[str]) -> str:
@@ -266,6 +268,21 @@ def _bos_facts(tokenizer: Any, config: Any) -> dict[str, Any]:
     bos = getattr(config if tokenizer is None else tokenizer, "bos_token_id", None)
     adds = tokenizer is not None and bos is not None and tokenizer("x")["input_ids"][:1] == [bos]
     return {"bos_token_id": bos, "adds_bos": adds}
+
+
+def _with_declared_bos(loaded: LoadedModel, path: Path) -> LoadedModel:
+    """BOS as a GGUF file declares it: the conversion of its tokenizer may lose that."""
+    adds, bos = (f"tokenizer.ggml.{name}" for name in ("add_bos_token", "bos_token_id"))
+    said = gguf_values(path, (adds, bos))
+    if adds not in said:
+        return loaded
+    number = said.get(bos, loaded.bos_token_id)
+    known = number is not None and number < loaded.vocab_size
+    return dataclasses.replace(
+        loaded,
+        bos_token_id=number if known else loaded.bos_token_id,
+        adds_bos=bool(said[adds]) and known,
+    )
 
 
 def _locate(name: str | os.PathLike[str], revision: str | None) -> Place:

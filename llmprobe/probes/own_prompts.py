@@ -63,6 +63,10 @@ class OwnPrompts(Prompts, kind=OWN):
             sha.update(len(used).to_bytes(8, "little") + used.tobytes())
         return sha.hexdigest()
 
+    def begin_with(self, token: int) -> bool:
+        given = all(row[:1].tolist() == [token] for row in self._rows)
+        return super().begin_with(token) or (len(self._head) == 0 and given)
+
     def check_lengths(self, lengths: Sequence[int]) -> None:
         """Refuse lengths that too few prompts have, and note how many have the others."""
         sizes = np.array(self.sizes)

@@ -150,6 +150,10 @@ class Prompts(ABC):
                 raise ValueError(f"length: got {length}, prompt {index} has {self.sizes[index]}")
         return length - n_added
 
+    def begin_with(self, token: int) -> bool:
+        """Whether all prompts begin with a token that is not drawn."""
+        return self._head[:1].tolist() == [token]
+
     def answers(self, indices: Sequence[int], length: int) -> Tensor | None:
         """The token that should come next, (len(indices),); None where no token is right."""
         return None

@@ -5,7 +5,7 @@ that will weaken the numbers is noted in words. The fields of a request are what
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self
@@ -214,7 +214,9 @@ def _prepare(loaded: LoadedModel, asked: Request, chunk: int | None) -> Prepared
             prompts=asked.kind,
             prompts_hash=prompt_set.digest(),
             seed=asked.seed,
-            arguments=asked.record(wanted, chosen) | {"n_prompts": n_prompts},
+            arguments=asked.record(wanted, chosen)
+            | {"n_prompts": n_prompts}
+            | _bos_record(prompt_set, loaded),
         ),
         text_hash=_hash(text, rows),
     )
@@ -289,6 +291,15 @@ def _bos(asked: Request, loaded: LoadedModel, rows: Sequence[Any]) -> int | None
     return loaded.bos_token_id
 
 
+def _bos_record(prompts: Prompts, loaded: LoadedModel) -> dict[str, Any]:
+    """What was done, whatever decided it: whether all prompts begin with BOS, and which it is."""
+    bos = loaded.bos_token_id
+    if bos is None or not prompts.begin_with(bos):
+        return {"bos": "no", "bos_token": None}
+    word = None if loaded.tokenizer is None else loaded.tokenizer.convert_ids_to_tokens(bos)
+    return {"bos": "yes", "bos_token": word or f"token {bos}"}
+
+
 def _warnings(
     loaded: LoadedModel,
     layers: Sequence[AttentionLayer],
@@ -307,9 +318,20 @@ def _warnings(
             "short prompts of this model differ from the beginnings of long ones: one pass per "
             "length"
         )
-    windows = [str(layer.layer) for layer in layers if layer.type == "sliding"]
-    if windows:
-        notes.append(
-            f"layer {', '.join(windows)} looks through a window: no decay is expected there"
-        )
-    return notes
+    return [*notes, *_windows(layers, lengths)]
+
+
+def _windows(layers: Sequence[AttentionLayer], lengths: tuple[int, ...]) -> Iterator[str]:
+    """Where prompts are longer than the window of a layer, by window."""
+    by_window: dict[int | None, list[str]] = {}
+    for layer in layers:
+        beyond = layer.window is None or max(lengths) > layer.window
+        if layer.type == "sliding" and beyond:
+            by_window.setdefault(layer.window, []).append(str(layer.layer))
+    for window, numbers in by_window.items():
+        which = f"layer{'s' * (len(numbers) > 1)} {', '.join(numbers)}"
+        sees = f"{'see' if len(numbers) > 1 else 'sees'} only the last"
+        if window is None:
+            yield f"{which} {sees} tokens of a window: no decay is expected beyond it"
+        else:
+            yield f"{which} {sees} {window} tokens: no decay is expected beyond {window}"

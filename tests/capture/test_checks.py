@@ -9,6 +9,7 @@ from families import FAMILIES, tiny
 from torch import nn
 
 from llmprobe import UnsupportedModelError, check_capture, load_model
+from llmprobe.capture.checks import tolerance_of
 from llmprobe.synthetic.set_network import SetNetwork
 
 
@@ -67,6 +68,28 @@ def test_the_mode_of_the_model_is_given_back():
     assert model.training
 
 
+def test_a_failure_names_the_layer_the_tolerance_and_what_to_try():
+    model = copy.deepcopy(tiny("llama"))
+    attention = model.model.layers[1].self_attn
+    with attention.register_forward_hook(lambda m, a, output: (output[0] * 1.5, *output[1:])):
+        lines = {line.name: line for line in check_capture(model, length=24).checks}
+    failed = lines["projected heads equal the outputs"]
+    assert failed.detail.startswith('layer 1, tolerance 1.1e-04; try dtype="float64"')
+    assert failed.difference > failed.tolerance
+    right = lines["outputs equal eager attention's"]
+    assert right.difference <= right.tolerance
+
+
+def test_the_tolerance_grows_with_the_depth_and_the_rounding():
+    types = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+    for depths in ([tolerance_of(dtype, depth) for depth in range(100)] for dtype in types):
+        assert depths == sorted(depths)
+        assert depths[0] < depths[-1] < 6 * depths[0]
+    first = [tolerance_of(dtype, 0) for dtype in types]
+    assert first == sorted(first)
+    assert tolerance_of(torch.float32, 17) > 1.2e-4  # what Gemma 3 rounds to in 18 layers
+
+
 def test_half_precision_is_held_to_what_it_can_do():
     model = copy.deepcopy(tiny("llama")).to(torch.bfloat16)
     assert check_capture(model, length=24).passed
@@ -80,7 +103,7 @@ def test_a_tokenizer_is_asked_for_its_beginning():
             return {"input_ids": [1, 5]}
 
     report = check_capture(tiny("llama"), tokenizer=Tokenizer(), length=8)
-    assert report.checks[-1].detail == "<s> is added by the tokenizer"
+    assert report.checks[-1].detail == "<s> is added to every prompt"
     Tokenizer.bos_token_id = None
     report = check_capture(tiny("llama"), tokenizer=Tokenizer(), length=8)
     assert "none" in report.checks[-1].detail
@@ -90,7 +113,7 @@ def test_a_name_a_module_and_a_loaded_model_are_checked_alike():
     loaded = load_model("builtin")
     report = check_capture(loaded, length=8)
     assert report.passed
-    assert report.checks[-1].detail == "<s> is added by the tokenizer"  # the model's own
+    assert report.checks[-1].detail == "<s> is added to every prompt"  # the model's own
     assert check_capture("builtin", length=8) == report
     assert check_capture(loaded.model, length=8).checks == report.checks[:-1]
 

@@ -24,6 +24,9 @@ def test_the_attention_layers_of_every_family(family):
     assert [layer.layer for layer in layers] == HYBRIDS.get(family, [0, 1])
     sliding = [layer.layer for layer in layers if layer.type == "sliding"]
     assert sliding == SLIDING.get(family, [])
+    windows = {layer.window for layer in layers if layer.type == "sliding"}
+    assert windows == ({4} if sliding else set())
+    assert all(layer.window is None for layer in layers if layer.type != "sliding")
     for layer in layers:
         assert (layer.n_heads, layer.head_size, layer.hidden_size) == (4, 8, 32)
         assert layer.projection.startswith(layer.path)

@@ -68,7 +68,10 @@ def test_prompts_that_are_all_the_same_are_refused(tmp_path):
 
 def test_windows_and_one_pass_per_length_are_noted():
     windowed = ready(tiny("mistral"), layers=None).warnings
-    assert any("layer 0, 1 looks through a window" in note for note in windowed)
+    assert "layers 0, 1 see only the last 4 tokens: no decay is expected beyond 4" in windowed
+    one = ready(tiny("gemma2"), layers=None, lengths="2,8").warnings
+    assert "layer 0 sees only the last 4 tokens: no decay is expected beyond 4" in one
+    assert not any("sees only" in note for note in ready(tiny("gemma2"), lengths="2,4").warnings)
     model = tiny("llama")
 
     def spread(module, args, output):
