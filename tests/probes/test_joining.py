@@ -28,7 +28,7 @@ def check_numbers(a, b, *, rtol=1e-12):
     assert a.lengths == b.lengths
     for name in (*a.by_length, "n_prompts", *getattr(a, "by_series", ())):
         np.testing.assert_allclose(
-            getattr(a, name), getattr(b, name), rtol=rtol, atol=1e-13, err_msg=name
+            getattr(a, name), getattr(b, name), rtol=rtol, atol=rtol / 10, err_msg=name
         )
 
 
