@@ -22,6 +22,7 @@ import llmprobe
 from llmprobe.commands.listing import ls
 from llmprobe.commands.options import FLAG, OUTPUT_PANEL, Json
 from llmprobe.commands.probes import attention, check, loss, variance
+from llmprobe.commands.remedy import remedy
 from llmprobe.commands.saved import compare, merge, plot, report, show
 from llmprobe.commands.showing import say
 from llmprobe.commands.trainer import train_synthetic
@@ -80,6 +81,7 @@ _COMMANDS: dict[str, dict[Callable[..., None], str]] = {
         variance: "llmprobe variance meta-llama/Llama-3.2-1B --lengths 16..16384",
         attention: "llmprobe attention builtin --layers all --lengths 16..512",
         loss: "llmprobe loss builtin --lengths 16..1024 --same-targets 8",
+        remedy: "llmprobe remedy builtin --remedies logn,temperature --lengths 64..1024",
         check: "llmprobe check meta-llama/Llama-3.2-1B",
     },
     "Train small models": {

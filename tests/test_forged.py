@@ -8,7 +8,12 @@ import tracemalloc
 
 import pytest
 from legal_samples import make_legality_result
-from samples import make_loss_result, make_synthetic_result, make_variance_result
+from samples import (
+    make_loss_result,
+    make_remedy_result,
+    make_synthetic_result,
+    make_variance_result,
+)
 from search_samples import make_search_result
 
 from llmprobe import load_result, probe_attention
@@ -18,6 +23,7 @@ MAKE = {
     "variance": make_variance_result,
     "attention": lambda: probe_attention("builtin", "4..16", n_prompts=4),
     "loss": make_loss_result,
+    "remedy": make_remedy_result,
     "synthetic": make_synthetic_result,
     "legality": make_legality_result,
     "search": make_search_result,

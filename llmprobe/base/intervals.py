@@ -266,6 +266,18 @@ def paired_p(difference: Estimate) -> float:
     return float(2 * special.stdtr(difference.n - 1, -abs(t)))
 
 
+def detectable(difference: Estimate, power: float = 0.8) -> float:
+    """The smallest mean difference that the same two-sided t test finds with this power.
+
+    By the usual approximation (t of the level + t of the power) · standard error.
+    """
+    if not difference.n > 1:
+        return np.nan
+    df = difference.n - 1
+    factor = special.stdtrit(df, 1 - LEVEL / 2) + special.stdtrit(df, power)
+    return float(factor) * difference.sd / difference.n**0.5
+
+
 def holm(p: ArrayLike, level: float = LEVEL) -> NDArray[np.bool_]:
     """Which of several hypotheses fall when the chance of one false alarm is `level` (Holm 1979).
 

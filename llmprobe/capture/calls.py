@@ -249,7 +249,7 @@ def listening(modules: Iterable[nn.Module], listener: Listener) -> Iterator[None
 def changing(modules: Iterable[nn.Module], editor: Editor) -> Iterator[None]:
     """Let `editor` change every attention call of the modules, in this thread and context.
 
-    Of several editors the one that was entered last comes first. Listeners see the changed call.
+    Of several editors the one that was entered first comes first. Listeners see the changed call.
     """
     with _attached(_editors, modules, editor):
         yield
@@ -280,7 +280,7 @@ def listeners_here(module: nn.Module) -> list[Listener]:
 
 def editors_here(module: nn.Module) -> list[Editor]:
     """Those of this thread and context, in the order in which they change a call."""
-    return [editor for owner, editor in reversed(_editors.get(id(module), ())) if owner.here()]
+    return [editor for owner, editor in _editors.get(id(module), ()) if owner.here()]
 
 
 def can_listen(module: nn.Module) -> bool:

@@ -11,8 +11,9 @@
    biases, attention that is not looked up by name), the model is refused. The logit of a learned
    sink is not q·k and stays as it is.
 2. `outputs` maps the head outputs before the output projection: what `at="heads"` captures.
-3. Edits nest with captures and with each other. The edit that was entered last is applied first.
-   Captures see what the model computes, with all edits, wherever they were entered.
+3. Edits nest with captures and with each other. An edit changes the model as it is when the block
+   is entered, with your own hooks and with other edits. Captures see what the model computes, with
+   all edits, wherever they were entered.
 4. Leaving the block removes the edit. It belongs to the thread and asyncio task that entered it.
 
 An edit is part of what a model computes: `digest_model` knows it, so a run that was kept without
@@ -32,7 +33,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from llmprobe.capture.calls import AttentionCall, Owner, changing, lock, own_hook
+from llmprobe.capture.calls import AttentionCall, Owner, changing, lock, own_hook, owner_of
 from llmprobe.capture.discovery import (
     AttentionLayer,
     LayerChoice,
@@ -145,10 +146,7 @@ class AttentionEdit:
                     stack.enter_context(changing([self._module(layer)], self._editor(layer)))
                 if self.outputs is not None:
                     projection = self.model.get_submodule(layer.projection)
-                    register = projection.register_forward_pre_hook
-                    # First, so that captures see what the projection gets.
-                    hook = partial(register, self._hook(layer), prepend=True, with_kwargs=True)
-                    own_hook(hook, owner, stack)
+                    _hook_before_captures(projection, self._hook(layer), owner, stack)
             with lock:
                 _active.append(self)
             stack.callback(_active.remove, self)
@@ -298,6 +296,23 @@ class AttentionEdit:
             return torch.arange(first, first + length, device=x.device)[None, :, None]
         n = self._mask.cumsum(dim=1)[:, -length:].clamp(min=1)
         return n.to(x.device)[..., None]
+
+
+_edit_hooks: set[int] = set()
+
+
+def _hook_before_captures(
+    module: nn.Module, hook: Callable[..., Any], owner: Owner, stack: ExitStack
+) -> None:
+    """Attach an edit behind the hooks that are there, except those of captures."""
+    with lock:
+        register = partial(module.register_forward_pre_hook, hook, with_kwargs=True)
+        handle = own_hook(register, owner, stack)
+        _edit_hooks.add(handle.id)
+        stack.callback(_edit_hooks.discard, handle.id)
+        for other in list(module._forward_pre_hooks):
+            if owner_of(other) is not None and other not in _edit_hooks:
+                module._forward_pre_hooks.move_to_end(other)
 
 
 def edits_here(model: nn.Module) -> list[AttentionEdit]:

@@ -10,7 +10,7 @@ that hold numbers, tensors and functions.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -111,16 +111,18 @@ class _Adaptive:
     dose: float
 
     def __call__(self, call: AttentionCall, n: Tensor) -> Scale:
-        if self.dose == 0:
-            return 1.0
-        batch, _, n_queries, _ = call.query.shape
-        index = torch.arange(n_queries, device=call.query.device).expand(batch, -1)
-        scales = [entropy_scaling(weights)[..., 0] for weights in call.rows(index)]
-        return dosed(torch.cat(scales, dim=2), self.dose)
+        return 1.0 if self.dose == 0 else dosed(entropy_scales(call), self.dose)
 
 
-@dataclass(frozen=True)
-class LengthMoments:
+def entropy_scales(call: AttentionCall) -> Tensor:
+    """The adaptive scale of each query, (batch, heads, queries), by the entropy of its weights."""
+    batch, _, n_queries, _ = call.query.shape
+    index = torch.arange(n_queries, device=call.query.device).expand(batch, -1)
+    scales = [entropy_scaling(weights)[..., 0] for weights in call.rows(index)]
+    return torch.cat(scales, dim=2)
+
+
+class LengthMoments(NamedTuple):
     """Mean and standard deviation of each feature of a layer's heads, by length."""
 
     lengths: tuple[int, ...]
@@ -145,30 +147,81 @@ class LengthMoments:
 
 
 def restore_moments(
-    moments: Mapping[int, LengthMoments], *, reference: int, dose: float = 1.0
+    moments: Mapping[int, LengthMoments],
+    *,
+    reference: int,
+    dose: float = 1.0,
+    keep_norm: bool = False,
 ) -> Outputs:
     """Give features back the mean and deviation that they have at `reference` keys, beyond there.
 
     o becomes μ_L + (o − μ_n) σ_L / σ_n, with the moments at n and at L = `reference`. A dose
-    multiplies the shift and the logarithm of the gain.
+    multiplies the shift and the logarithm of the gain. `keep_norm` rescales the result to the norm
+    of o: a control that changes directions only.
     """
-    return _Restored(moments, reference, dose)
+    return _Restored(moments, reference, dose, keep_norm)
+
+
+def restore_slopes(slopes: Mapping[int, Tensor], *, reference: int, dose: float = 1.0) -> Outputs:
+    """Multiply head outputs by (n / L)^(−slope) beyond L = `reference`; heads' slopes by layer."""
+    return _Unsloped(slopes, reference, dose)
+
+
+def restore_norms(norms: Mapping[int, Tensor], *, reference: int, dose: float = 1.0) -> Outputs:
+    """Give head outputs their usual norm beyond `reference` keys; norms (heads,) by layer."""
+    return _Normed(norms, reference, dose)
 
 
 @dataclass(frozen=True)
-class _Restored:
-    moments: Mapping[int, LengthMoments]
+class _Beyond:
+    """An edit of tokens that see more keys than the reference; `_new` gives their outputs."""
+
+    of_layers: Mapping[int, Any]
     reference: int
     dose: float
 
     def __call__(self, layer: int, x: Tensor, n: Tensor) -> Tensor | None:
-        if self.dose == 0 or bool((n <= self.reference).all()):
+        beyond = n > self.reference
+        if self.dose == 0 or not bool(beyond.any()):
             return None
-        own = self.moments[layer]
+        return torch.where(beyond[..., None], self._new(layer, x, n).to(x.dtype), x)
+
+    def _new(self, layer: int, x: Tensor, n: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class _Restored(_Beyond):
+    keep_norm: bool
+
+    def _new(self, layer: int, x: Tensor, n: Tensor) -> Tensor:
+        own = self.of_layers[layer]
         mean, std = own.at(n[..., 0])
         usual_mean, usual_std = own.at(torch.tensor(self.reference, device=n.device))
-        gain = usual_std / std
-        gain = gain.where(gain.isfinite() & (gain > 0), 1.0) ** self.dose
-        shift = self.dose * (usual_mean - mean)
-        new = mean + shift + (x - mean) * gain
-        return torch.where((n > self.reference)[..., None], new.to(x.dtype), x)
+        gain = _ratio(usual_std, std) ** self.dose
+        new: Tensor = mean + self.dose * (usual_mean - mean) + (x - mean) * gain
+        return new * _ratio(_norm(x), _norm(new))[..., None] if self.keep_norm else new
+
+
+@dataclass(frozen=True)
+class _Unsloped(_Beyond):
+    def _new(self, layer: int, x: Tensor, n: Tensor) -> Tensor:
+        slopes = self.of_layers[layer].to(x.device).float()
+        return x * ((n / self.reference) ** (-self.dose * slopes))[..., None]
+
+
+@dataclass(frozen=True)
+class _Normed(_Beyond):
+    def _new(self, layer: int, x: Tensor, n: Tensor) -> Tensor:
+        usual = self.of_layers[layer].to(x.device).float()
+        return x * (_ratio(usual, _norm(x)) ** self.dose)[..., None]
+
+
+def _norm(x: Tensor) -> Tensor:
+    return x.float().square().sum(-1).sqrt()
+
+
+def _ratio(above: Tensor, below: Tensor) -> Tensor:
+    """above / below; 1 where that is no positive number."""
+    found = above / below
+    return found.where(found.isfinite() & (found > 0), 1.0)

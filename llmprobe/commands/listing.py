@@ -14,12 +14,14 @@ from llmprobe.commands.showing import say
 def ls(
     what: Annotated[
         str,
-        typer.Argument(**choice("tasks", "variants", "prompts", "kinds", text="What to list.")),
+        typer.Argument(
+            **choice("tasks", "variants", "prompts", "remedies", "kinds", text="What to list.")
+        ),
     ],
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """List the names that options accept: tasks, variants, prompts, figures of results."""
+    """List the names that options accept: tasks, variants, prompts, remedies, figures."""
     if what not in _LISTS:
         raise ValueError(f"ls: got {what!r}, accepted: {', '.join(_LISTS)}")
     names = _LISTS[what]()
@@ -67,6 +69,12 @@ def _prompts() -> dict[str, str]:
     return {name: kind.describe() for name, kind in Prompts.kinds.items()}
 
 
+def _remedies() -> dict[str, str]:
+    from llmprobe.probes.treatments import REMEDIES
+
+    return dict(REMEDIES)
+
+
 def _kinds() -> dict[str, str]:
     from llmprobe.results.opening import known_kinds
 
@@ -81,5 +89,6 @@ _LISTS: dict[str, Callable[[], dict[str, str]]] = {
     "tasks": _tasks,
     "variants": _variants,
     "prompts": _prompts,
+    "remedies": _remedies,
     "kinds": _kinds,
 }

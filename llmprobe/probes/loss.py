@@ -164,8 +164,8 @@ class LossProbe(Probe):
 
     def __init__(self, loaded: LoadedModel, asked: LossRequest) -> None:
         self.same_targets = asked.same_targets
-        self.ready = ready = _in_one_pass(prepare(loaded, asked, chunk=asked.chunk))
-        _check_sizes(ready)
+        self.ready = ready = in_one_pass(prepare(loaded, asked, chunk=asked.chunk))
+        check_sizes(ready)
         check_head(ready.model, ready.prompts.batch([0], max(ready.lengths)))
         self.may_chunk = cache(  # type: ignore[method-assign]  # asked once: it runs a few tokens
             lambda: chunks_agree(ready.model, ready.prompts, ready.layers)
@@ -288,7 +288,7 @@ class _Endings:
         return torch.cat([whole[:, :n_head], whole[:, self.longest - length + n_head :]], dim=1)
 
 
-def _check_sizes(ready: Prepared) -> None:
+def check_sizes(ready: Prepared) -> None:
     """Refuse prompts that are too short: positions of the same prompts are compared."""
     longest, sizes = max(ready.lengths), ready.prompts.sizes or ()
     short = [size for size in sizes if size < longest]
@@ -300,7 +300,7 @@ def _check_sizes(ready: Prepared) -> None:
         )
 
 
-def _in_one_pass(ready: Prepared) -> Prepared:
+def in_one_pass(ready: Prepared) -> Prepared:
     """The same with a plan of one pass, also where short prompts are no beginnings of long ones."""
     plan = ready.plan
     if plan.one_pass:

@@ -45,7 +45,7 @@ def plan_probe(
         return start(kind, model, asked, **load).plan
     check_positions(outline, lengths)
     beginnings = asked.query == "free" and asked.kind != "dictionary"
-    return plan_sweep(
+    plan = plan_sweep(
         outline.model,
         choose_layers(every, asked.layers),
         lengths,
@@ -56,3 +56,4 @@ def plan_probe(
         every=every,
         device=resolve_device(load.get("device", "auto")),
     )
+    return asked.planned(plan)

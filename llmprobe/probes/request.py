@@ -98,6 +98,10 @@ class Request:
             del given["field"], given["chat_template"]
         return given | {"prompts": self.kind}
 
+    def planned(self, plan: SweepPlan) -> SweepPlan:
+        """The plan with the cost of this kind of probe, where prompts run more than once."""
+        return plan
+
     def record(self, lengths: tuple[int, ...], layers: Sequence[AttentionLayer]) -> dict[str, Any]:
         """The arguments as a result keeps them: what was meant, however it was written."""
         return self.shown() | {

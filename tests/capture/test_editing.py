@@ -22,7 +22,13 @@ from llmprobe import (
 )
 from llmprobe.capture.calls import own_eager
 from llmprobe.capture.digests import digest_model
-from llmprobe.capture.edits import ablate, scale_logits, scale_outputs
+from llmprobe.capture.edits import (
+    LengthMoments,
+    ablate,
+    restore_moments,
+    scale_logits,
+    scale_outputs,
+)
 
 CAPPED = {"gemma2"}
 """Families whose logits are not in proportion to the query."""
@@ -230,9 +236,22 @@ def test_captures_see_all_edits_wherever_they_were_entered(family):
         edit_attention(model, 0, outputs=lambda layer, x: x + 1),
     ):
         logits(model, inputs)
-    # The edit that was entered last comes first.
     for captured in (outside, between):
-        torch.testing.assert_close(captured[0], 2 * (plain[0] + 1))
+        torch.testing.assert_close(captured[0], 2 * plain[0] + 1)
+
+
+def test_hooks_of_the_user_come_before_edits():
+    model, inputs = copy.deepcopy(tiny("llama")), batch("llama", (12,))
+    projection = model.get_submodule(attention_layers(model)[0].projection)
+    with capture_attention(model, at="heads") as plain:
+        logits(model, inputs)
+    projection.register_forward_pre_hook(lambda module, args: (args[0] + 1,))
+    with (
+        capture_attention(model, 0, at="heads") as captured,
+        edit_attention(model, 0, outputs=scale_outputs(2.0)),
+    ):
+        logits(model, inputs)
+    torch.testing.assert_close(captured[0], 2 * (plain[0] + 1))
 
 
 def test_edits_of_queries_multiply_and_rows_show_them():
@@ -361,6 +380,9 @@ def test_other_threads_and_tasks_run_the_model_as_it_is():
 # ---------------------------------------------------------------- digests
 
 
+MOMENTS = LengthMoments((2, 8), torch.ones(2, 4, 8), 2 * torch.ones(2, 4, 8))
+
+
 def test_an_edit_is_part_of_the_models_digest():
     model = no_positions()
     inputs = {"input_ids": torch.arange(8)[None]}
@@ -373,6 +395,10 @@ def test_an_edit_is_part_of_the_models_digest():
         "one head": {"outputs": scale_outputs(2.0), "heads": 1},
         "mean": {"outputs": ablate({0: torch.ones(4, 8)})},
         "other mean": {"outputs": ablate({0: torch.zeros(4, 8)})},
+        "restored": {"outputs": restore_moments({0: MOMENTS}, reference=4)},
+        "restored wider": {
+            "outputs": restore_moments({0: MOMENTS._replace(std=MOMENTS.mean)}, reference=4)
+        },
         **{
             name: {"queries": scale_logits(lambda n, at=at: 1 + (n > at))}
             for name, at in threshold.items()

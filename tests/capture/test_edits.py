@@ -14,6 +14,8 @@ from llmprobe.capture.edits import (
     ablate,
     adapt_temperature,
     restore_moments,
+    restore_norms,
+    restore_slopes,
     scale_outputs,
 )
 
@@ -117,3 +119,29 @@ def test_gains_in_half_precision_are_multiplied_in_float32():
         got = heads_of(model, inputs)
     n = torch.arange(1, 13)[None, :, None, None]
     assert torch.equal(got, (plain.float() * n.float() ** 0.1).bfloat16())
+
+
+def test_slopes_are_given_back_as_a_power_of_the_keys():
+    model, inputs = tiny("llama"), batch("llama", (12,))
+    plain, slopes = heads_of(model, inputs), torch.tensor([-0.5, -0.25, 0.0, 0.1])
+    with edit_attention(model, 0, outputs=restore_slopes({0: slopes}, reference=4, dose=2.0)):
+        got = heads_of(model, inputs)
+    n = torch.arange(1, 13).clamp(min=4)[None, :, None]
+    torch.testing.assert_close(got, plain * ((n / 4) ** (-2 * slopes))[..., None])
+
+
+def test_norms_are_given_back_and_can_be_kept(moments):
+    model, inputs = tiny("llama"), batch("llama", (12,))
+    plain, usual = heads_of(model, inputs), torch.arange(1.0, 5.0)
+    with edit_attention(model, 0, outputs=restore_norms({0: usual}, reference=4)):
+        got = heads_of(model, inputs)
+    assert torch.equal(got[:, :4], plain[:, :4])
+    torch.testing.assert_close(got[:, 4:].norm(dim=-1), usual.expand(1, 8, -1))
+    torch.testing.assert_close(
+        torch.cosine_similarity(got, plain, dim=-1), torch.ones(plain.shape[:-1])
+    )
+    control = restore_moments({0: moments}, reference=4, keep_norm=True)
+    with edit_attention(model, 0, outputs=control):
+        kept = heads_of(model, inputs)
+    torch.testing.assert_close(kept.norm(dim=-1), plain.norm(dim=-1))
+    assert (torch.cosine_similarity(kept, plain, dim=-1)[:, 4:] < 0.999).all()

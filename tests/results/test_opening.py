@@ -41,7 +41,7 @@ def test_every_kind_is_known_by_the_module_it_is_in():
     }
     assert {kind.__module__ for kind in known_kinds().values()} <= modules
     assert known_kinds().keys() == {
-        *("variance", "attention", "loss", "synthetic", "legality", "search"),
+        *("variance", "attention", "loss", "remedy", "synthetic", "legality", "search"),
     }
     assert all(
         issubclass(kind, Result) and kind.kind == name for name, kind in known_kinds().items()
@@ -132,6 +132,11 @@ def test_every_kind_opens_and_draws_without_torch(run_python):
             "attention",
             "attention of toy: 4 heads, lengths 16..256, 64 prompts",
             {"effective": 1.7411011265922482, "predicted_variance": 0.5743491774985175},
+        ),
+        (
+            "remedy",
+            "remedies for toy: of 3 at 2 doses, restore helps at 65 to 256 tokens, 16 prompts",
+            {"baseline": 4.0, "change": 0.0},
         ),
         (
             "synthetic",

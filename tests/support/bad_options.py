@@ -33,6 +33,7 @@ RIGHT: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "variance": (("builtin",), PROBE),
     "attention": (("builtin",), PROBE),
     "loss": (("builtin",), (*PROBE, "--text", "builtin")),
+    "remedy": (("builtin",), (*PROBE, "--text", "builtin", "--remedies", "logn", "--doses", "1")),
     "check": (("builtin",), ("--length", "8")),
     "train-synthetic": ((), (*TRAIN, "--output", "{}/out")),
     "show": (("{}/run",), ()),
@@ -235,6 +236,18 @@ BAD_BY_NAME: dict[str, dict[str, str]] = {
         "/proc/x.html": "cannot be written",
     },
     "report folders": FOLDER,
+    "remedy prompts": {"pie": "random, unigram, text, dictionary"},
+    "remedy heads": {
+        "first": "all, dispersing, or LAYER.HEAD",
+        "9.0": "heads of layers 0",
+        "0.6": "heads of layers 0 (0 to 5)",
+        "dispersing": "give the folder of a variance result",
+    },
+    "remedies": {"prayer": "accepted: logn, yarn", ",": "accepted: logn, yarn"},
+    "doses": {"-1": "numbers from 0 to 100", "0": "at least one above 0", "1,nan": "numbers from"},
+    "variance": {"{}/nowhere": "has no evidence", "{}/run": "make it with --at heads"},
+    "trained": {"1": "2 or more"},
+    "rope": {"ntk": "dynamic, yarn, linear", "linear:0": "from 1 to 1024"},
     "loss prompts": {"pie": "random, unigram, text, dictionary"},
     "folder": FOLDER,
     "folders": FOLDER | {"{}/lab": "synthetic", "{}/attention": "attention"},
@@ -244,7 +257,7 @@ BAD_BY_NAME: dict[str, dict[str, str]] = {
     "kind": {"pie": "decay, heads", "../../x": "decay, heads", "accuracy": "decay, heads"},
     "format": {"gif": "png, pdf, svg", "PNG": "png, pdf, svg"},
     "plot width": {"0": "1 to 40 inches", "1e9": "1 to 40 inches"},
-    "what": {"models": "tasks, variants, prompts, kinds", "TASKS": "tasks, variants"},
+    "what": {"models": "tasks, variants, prompts, remedies, kinds", "TASKS": "tasks, variants"},
 }
 # What is bad only together, or is no option at all: commands with what the line says.
 TOGETHER: dict[str, list[tuple[str, str]]] = {
@@ -267,6 +280,12 @@ TOGETHER: dict[str, list[tuple[str, str]]] = {
         ("--output {}/link", "cannot be written"),
     ],
     "attention": [("--at heads", "No such option"), ("--chunk 8", "No such option")],
+    "remedy": [
+        ("--remedies restore", "restore needs one"),
+        ("--heads dispersing", "needs one"),
+        ("--lengths 1,16", "2 or more tokens"),
+        ("--query fixed", "No such option"),
+    ],
     "loss": [
         ("--same-targets 9", "fewer than the shortest length"),
         ("--prompts text --text {}/short.txt", "use a longer text"),
@@ -363,6 +382,9 @@ def options_of(command: str) -> dict[str, tuple[type, bool, object]]:
 def filled(command: str, option: str, value: str | None, is_option: bool) -> tuple[str, ...]:
     """A command that is right but for one value; None is an option that is left without."""
     arguments, options = RIGHT[command]
+    if option == "dataset" and "--text" in options:  # never both
+        at = options.index("--text")
+        options = (*options[:at], *options[at + 2 :])
     options += BESIDE.get(f"{command} {option}", BESIDE.get(option, ()))
     if not is_option:
         assert value is not None

@@ -9,6 +9,7 @@ from llmprobe.results.accuracy import SyntheticResult
 from llmprobe.results.attention import AttentionResult
 from llmprobe.results.base import Provenance, Result
 from llmprobe.results.loss import LossResult
+from llmprobe.results.remedy import RemedyResult
 from llmprobe.results.variance import VarianceResult
 
 
@@ -120,6 +121,50 @@ def _terms() -> dict[str, Any]:
         for name, values in slopes.items()
         for end, shift in ends.items()
     }
+
+
+def make_remedy_result(lengths: tuple[int, ...] = (16, 64, 256)) -> RemedyResult:
+    """restore helps more than its sham, logn hurts, adaptive makes no difference; trained to 64."""
+    pairs = [("logn", "remedy"), ("logn", "shuffled"), ("adaptive", "remedy")]
+    pairs += [("adaptive", "shuffled")]
+    pairs += [("restore", arm) for arm in ("remedy", "shuffled", "norm kept")]
+    doses = [0.5, 1.0]
+    every = [(remedy, arm, dose) for dose in doses for remedy, arm in pairs]
+    size = {"logn": 0.1, "adaptive": 0.001, "restore": -0.2}
+    sham = {"remedy": 1.0, "shuffled": -0.5, "norm kept": 0.0}
+    at_last = np.array([size[remedy] * sham[arm] * dose for remedy, arm, dose in every])
+    change = np.zeros((2, len(every), len(lengths)))
+    change[0, :, -1] = at_last
+    change[1, :, :-1] = np.nan
+    change[1, :, -1] = 2 * at_last
+    own = np.array([arm == "remedy" for _, arm, _ in every])
+    versus = np.where(own[:, None], change, np.nan) * 1.5
+    p = np.where(np.abs(change) > 0.01, 1e-6, np.where(change == 0, np.nan, 0.5))
+    baseline = np.array([[4.0, 3.5, 3.6][: len(lengths)]] * 2)
+    baseline[1, :-1] = np.nan
+    slope = np.array([[-0.5, -0.4, -0.1, 0.0], [-0.4, -0.3, -0.1, 0.0], [0.0, 0.05, -0.05, 0.0]])
+    ends = {"": 0.0, "_low": -0.01, "_high": 0.01}
+    return RemedyResult(
+        provenance=_provenance(lengths, prompts="text"),
+        warnings=(),
+        lengths=lengths,
+        context_length=64,
+        measures=("loss", "key_loss"),
+        remedies=tuple(remedy for remedy, _, _ in every),
+        arms=tuple(arm for _, arm, _ in every),
+        doses=np.array([dose for _, _, dose in every]),
+        n_prompts=np.full((2, len(lengths)), 16),
+        p=p,
+        detectable=np.full(change.shape, 0.02),
+        layer=np.repeat([0, 1], 2),
+        head=np.arange(4) % 2,
+        slope_of=np.array([-1, 7, 11]),
+        **{f"baseline{end}": baseline + by for end, by in ends.items()},
+        **{f"change{end}": change + by * (change != 0) for end, by in ends.items()},
+        **{f"versus_sham{end}": versus + by for end, by in ends.items()},
+        **{f"slope{end}": slope + by for end, by in ends.items()},
+        **{f"slope_change{end}": slope - slope[0] + by for end, by in ends.items()},
+    )
 
 
 NAMES = (

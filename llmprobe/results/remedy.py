@@ -1,0 +1,342 @@
+"""What remedies change: the loss by length, key tokens, answers, and slopes of the variance.
+
+result = load_result("runs/remedy-llama")
+result.to_frame(), result.slope_frame(), result.reading(), result.plot("doses")
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmprobe.base.intervals import holm
+from llmprobe.results.base import Result, check_shape, command_line, records
+from llmprobe.results.tables import p_cell, titled
+from llmprobe.results.views import Lines, View
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Array = NDArray[np.float64]
+Integers = NDArray[np.int64]
+MEASURES = {
+    "loss": "nats per token between consecutive lengths",
+    "key_loss": "nats per key token",
+    "dictionary": "share of right answers to dictionary prompts",
+    "repeat": "share of right tokens in a repeated passage",
+}
+"""What is measured: losses, of which less is better, and shares of right answers."""
+_SHARES = ("dictionary", "repeat")
+ARMS = ("remedy", "shuffled", "norm kept")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class RemedyResult(Result, kind="remedy"):
+    """Each remedy and dose against the untreated model on the same prompts, next to its shams.
+
+    Arrays have the axes (measures, treatments, lengths); a treatment is a remedy at a dose, or a
+    sham of it. NaN where a measure was not taken.
+    """
+
+    plots: ClassVar[dict[str, str]] = {
+        "doses": "change of the loss at the longest prompts against the dose, with shams",
+        "lengths": "change of the loss by length, each remedy at its best dose",
+        "slopes": "slopes of the variance by head, untreated and treated",
+    }
+    joins: ClassVar[str] = "llmprobe.probes.remedies"
+    views: ClassVar[tuple[View, ...]] = (
+        Lines(
+            title="Change of the loss at the longest prompts",
+            x="dose",
+            x_axis="dose",
+            log_x=False,
+            y="change",
+            low="change_low",
+            high="change_high",
+            axis="nats per token, treated minus untreated, with 95 % CI over prompts",
+            by="treatment",
+            frame="dose_frame",
+        ),
+    )
+
+    lengths: tuple[int, ...]
+    context_length: int
+    """What the model was trained for; most remedies act beyond it."""
+    measures: tuple[str, ...]
+    remedies: tuple[str, ...]
+    """Of each treatment."""
+    arms: tuple[str, ...]
+    """remedy; shuffled: the same doses or gains on other heads; norm kept: directions only."""
+    doses: Array
+    n_prompts: Integers
+    """(measures, lengths)"""
+    baseline: Array
+    """Of the untreated model: (measures, lengths), like the next two."""
+    baseline_low: Array
+    baseline_high: Array
+    change: Array
+    """Treated minus untreated, mean over prompts of paired differences."""
+    change_low: Array
+    change_high: Array
+    p: Array
+    """Of the paired t test that nothing changes; NaN where it is exactly so."""
+    detectable: Array
+    """The smallest change that the same test finds in four of five cases."""
+    versus_sham: Array
+    """Remedy minus its shuffled sham, paired; NaN for shams."""
+    versus_sham_low: Array
+    versus_sham_high: Array
+    layer: Integers
+    """Of each head whose slope was measured."""
+    head: Integers
+    slope_of: Integers
+    """The treatments that slopes were measured with; −1 is untreated, and comes first."""
+    slope: Array
+    """d log std / d log N: (treatments with slopes, heads), like the next."""
+    slope_low: Array
+    slope_high: Array
+    slope_change: Array
+    """Treated minus untreated."""
+    slope_change_low: Array
+    slope_change_high: Array
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("lengths", "measures", "remedies", "arms"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        n_lengths, n_measures, n = len(self.lengths), len(self.measures), len(self.remedies)
+        if not n_lengths or not n_measures or not n:
+            raise ValueError("got no length, no measure or no remedy, accepted: at least one each")
+        if not all(isinstance(x, int) and x > 1 for x in (*self.lengths, self.context_length)):
+            raise ValueError("lengths and context_length: accepted: whole numbers above 1")
+        if not set(self.measures) <= MEASURES.keys() or not set(self.arms) <= set(ARMS):
+            raise ValueError(
+                f"got measures {self.measures!r} and arms {self.arms!r}, accepted: "
+                f"{', '.join(MEASURES)}; {', '.join(ARMS)}"
+            )
+        if len(self.arms) != n or not all(isinstance(name, str) for name in self.remedies):
+            raise ValueError(f"got {n} remedies and {len(self.arms)} arms, accepted: as many")
+        check_shape("doses", self.doses, (n,))
+        for name in ("n_prompts", "baseline", "baseline_low", "baseline_high"):
+            check_shape(name, getattr(self, name), (n_measures, n_lengths))
+        for name in _CHANGES:
+            check_shape(name, getattr(self, name), (n_measures, n, n_lengths))
+        for name in ("layer", "head"):
+            check_shape(name, getattr(self, name), (len(self.layer),))
+        check_shape("slope_of", self.slope_of, (len(self.slope_of),))
+        for name in _SLOPES:
+            check_shape(name, getattr(self, name), (len(self.slope_of), len(self.layer)))
+        if len(self.slope_of) and not (self.slope_of < n).all():
+            raise ValueError(f"slope_of: got {self.slope_of!r}, accepted: -1 to {n - 1}")
+
+    @property
+    def significant(self) -> NDArray[np.bool_]:
+        """Which changes are significant at 5 % after Holm's correction, over all remedies, doses
+        and lengths of a measure; shams are not tested."""
+        found = np.zeros(self.p.shape, dtype=bool)
+        tested = np.array([arm == "remedy" for arm in self.arms])
+        for row, p in enumerate(self.p):
+            found[row, tested] = holm(p[tested].ravel()).reshape(-1, len(self.lengths))
+        return found
+
+    def names(self) -> list[str]:
+        """The remedies, each once, in their order."""
+        return list(dict.fromkeys(self.remedies))
+
+    def treatments(self, remedy: str, arm: str = "remedy") -> NDArray[np.int64]:
+        """The numbers of a remedy's treatments, by rising dose."""
+        found = [
+            at
+            for at, pair in enumerate(zip(self.remedies, self.arms, strict=True))
+            if pair == (remedy, arm)
+        ]
+        return np.array(sorted(found, key=lambda at: self.doses[at]), dtype=np.int64)
+
+    def best(self, remedy: str) -> int:
+        """The treatment of a remedy with the lowest loss at the longest prompts."""
+        found = self.treatments(remedy)
+        changes = self.change[0, found, -1]
+        return int(found[np.nanargmin(changes) if np.isfinite(changes).any() else 0])
+
+    def verdict(self, remedy: str) -> str:
+        """helps, helps like its sham, hurts, or no difference: at the longest prompts, by loss."""
+        found = self.treatments(remedy)
+        sure = self.significant[0, found, -1]
+        change = self.change[0, found, -1]
+        if (sure & (change < 0)).any():
+            best = self.best(remedy)
+            beats = self.versus_sham_high[0, best, -1] < 0
+            return "helps" if beats else "helps like its sham"
+        return "hurts" if (sure & (change > 0)).any() else "no difference"
+
+    def headline(self) -> str:
+        verdicts = {name: self.verdict(name) for name in self.names()}
+        helping = [name for name, verdict in verdicts.items() if verdict == "helps"]
+        what = f"{', '.join(helping)} help" if helping else "none helps"
+        if len(helping) == 1:
+            what = f"{helping[0]} helps"
+        return (
+            f"remedies for {self.provenance.model}: of {len(verdicts)} at {len(set(self.doses))} "
+            f"doses, {what} at {self._span()} tokens, {self.n_prompts[0].min()} prompts"
+        )
+
+    def _span(self) -> str:
+        first = self.lengths[-2] + 1 if len(self.lengths) > 1 else 2
+        return f"{first} to {self.lengths[-1]}"
+
+    def reading(self) -> str:
+        """What the changes say, in words."""
+        sentences = []
+        for name in self.names():
+            verdict, best = self.verdict(name), self.best(name)
+            dose = f"dose {self.doses[best]:g}"
+            shown = self._change(best)
+            if verdict == "helps":
+                words = f"{name} helps: at {dose} the loss changes by {shown}"
+            elif verdict == "helps like its sham":
+                words = f"{name} lowers the loss by no more than its sham: at {dose} {shown}"
+            elif verdict == "hurts":
+                words = f"{name} hurts: at its best, {dose}, the loss changes by {shown}"
+            elif not np.isfinite(self.p[0, best, -1]):
+                words = f"{name} changes nothing up to {self.lengths[-1]} tokens"
+            else:
+                words = (
+                    f"{name} makes no difference that can be told: at {dose} {shown}; a change of "
+                    f"{self.detectable[0, best, -1]:.3f} nats would have been seen in four of five "
+                    "cases"
+                )
+            if verdict in ("helps", "helps like its sham"):
+                words += f"; against its sham {self._versus(best)}"
+            sentences.append(f"{words}.")
+        return f"At {self._span()} tokens: {' '.join(sentences)}"
+
+    def _change(self, at: int) -> str:
+        change, low, high = (x[0, at, -1] for x in (self.change, self.change_low, self.change_high))
+        return f"{change:+.3f} nats (95 % CI {low:+.3f} to {high:+.3f})"
+
+    def _versus(self, at: int) -> str:
+        low, high = self.versus_sham_low[0, at, -1], self.versus_sham_high[0, at, -1]
+        return f"{self.versus_sham[0, at, -1]:+.3f} (95 % CI {low:+.3f} to {high:+.3f})"
+
+    def remarks(self) -> list[str]:
+        return [self.reading()]
+
+    def to_frame(self) -> "pd.DataFrame":
+        """A row for each measure, treatment and length that was measured."""
+        import pandas as pd
+
+        index = pd.MultiIndex.from_product(
+            [self.measures, range(len(self.remedies)), self.lengths],
+            names=["measure", "treatment", "length"],
+        )
+        frame = pd.DataFrame({name: getattr(self, name).ravel() for name in _CHANGES}, index=index)
+        frame["significant"] = self.significant.ravel()
+        frame = frame.reset_index()
+        at = frame.treatment.to_numpy()
+        frame.insert(1, "remedy", np.array(self.remedies, dtype=object)[at])
+        frame.insert(2, "dose", self.doses[at])
+        frame.insert(3, "arm", np.array(self.arms, dtype=object)[at])
+        shape = self.change.shape
+        for name in ("baseline", "n_prompts"):
+            values = np.broadcast_to(getattr(self, name)[:, None], shape)
+            frame.insert(6, name, values.ravel())
+        return frame[frame.change.notna()].drop(columns="treatment").reset_index(drop=True)
+
+    def dose_frame(self) -> "pd.DataFrame":
+        """A row for each treatment: the change of the loss at the longest prompts."""
+        frame = self.to_frame()
+        frame = frame[(frame.measure == "loss") & (frame.length == self.lengths[-1])]
+        arms = frame.arm.map(lambda arm: "" if arm == "remedy" else f", sham: {arm}")
+        columns = ["treatment", "dose", "change", "change_low", "change_high", "p", "significant"]
+        return frame.assign(treatment=frame.remedy + arms)[columns].reset_index(drop=True)
+
+    def key_frame(self) -> "pd.DataFrame":
+        return self.dose_frame()
+
+    def command(self) -> str:
+        """The command with the arguments of this run."""
+        told = self.provenance.arguments
+        options = {name: told[name] for name in told if name not in ("query", "variance_hash")}
+        return command_line(self.kind, options, self.provenance.model)
+
+    def slope_frame(self) -> "pd.DataFrame":
+        """A row for each head and treatment whose slope was measured; untreated is dose 0."""
+        import pandas as pd
+
+        n = len(self.layer)
+        remedies = ["untreated" if at < 0 else self.remedies[at] for at in self.slope_of]
+        doses = [0.0 if at < 0 else float(self.doses[at]) for at in self.slope_of]
+        columns: dict[str, Any] = {
+            "remedy": np.repeat(np.array(remedies, dtype=object), n),
+            "dose": np.repeat(np.array(doses), n),
+            "layer": np.tile(self.layer, len(remedies)),
+            "head": np.tile(self.head, len(remedies)),
+        }
+        return pd.DataFrame(columns | {name: getattr(self, name).ravel() for name in _SLOPES})
+
+    def table(self, *, width: int | None = None) -> Any:
+        """A row for each remedy and dose: changes at the longest prompts."""
+        table = titled(f"change against the untreated model, {self._span()} tokens")
+        table.add_column("remedy")
+        for name in ("dose", "loss", "95 % CI", "p", "sham", "remedy − sham, 95 % CI"):
+            table.add_column(name, justify="right", no_wrap=True)
+        for name in self.measures[1:]:
+            table.add_column(name.replace("_", " "), justify="right", no_wrap=True)
+        sure = self.significant
+        for name in self.names():
+            shams = self.treatments(name, "shuffled")
+            for at, sham in zip(self.treatments(name), shams, strict=True):
+                low, high = self.change_low[0, at, -1], self.change_high[0, at, -1]
+                table.add_row(
+                    name,
+                    f"{self.doses[at]:g}",
+                    f"{self.change[0, at, -1]:+.3f}",
+                    f"{low:+.3f} to {high:+.3f}",
+                    p_cell(self.p[0, at, -1], significant=bool(sure[0, at, -1])),
+                    f"{self.change[0, sham, -1]:+.3f}",
+                    self._versus(at),
+                    *(self._cell(row, at) for row in range(1, len(self.measures))),
+                )
+        table.caption = "* significant at 5 % after Holm's correction; p of a paired t test"
+        return table
+
+    def _cell(self, row: int, at: int) -> str:
+        change = self.change[row, at, -1]
+        if np.isnan(change):
+            return "–"
+        star = " *" if self.significant[row, at, -1] else ""
+        form = "{:+.1%}" if self.measures[row] in _SHARES else "{:+.3f}"
+        return form.format(change) + star
+
+    def to_document(self) -> dict[str, Any]:
+        verdicts = {name: self.verdict(name) for name in self.names()}
+        slopes = records(self.slope_frame())
+        more = {"reading": self.reading(), "verdicts": verdicts, "slopes": slopes}
+        return super().to_document() | more
+
+    def _draw(self, kind: str, ax: Any) -> Any:
+        from llmprobe.results.figures import remedy as figures
+
+        if kind == "slopes":
+            if not len(self.slope_of):
+                raise ValueError("slopes: the probe measured none; use another figure")
+            return figures.draw_slopes(self.slope_frame(), ax=ax)
+        frame = self.to_frame()
+        frame = frame[frame.measure == "loss"]
+        if kind == "doses":
+            return figures.draw_doses(frame[frame.length == self.lengths[-1]], self._span(), ax=ax)
+        best = [self.best(name) for name in self.names()]
+        chosen = {(self.remedies[at], float(self.doses[at])) for at in best}
+        keep = [pair in chosen for pair in zip(frame.remedy, frame.dose, strict=True)]
+        return figures.draw_lengths(frame[keep], trained=self.context_length, ax=ax)
+
+
+_CHANGES = (
+    *("change", "change_low", "change_high", "p", "detectable"),
+    *("versus_sham", "versus_sham_low", "versus_sham_high"),
+)
+_SLOPES = (
+    *("slope", "slope_low", "slope_high"),
+    *("slope_change", "slope_change_low", "slope_change_high"),
+)
