@@ -171,8 +171,10 @@ class SetAttention(nn.Module):
         shift = mass.flatten(1, 2) * mlp.bias[:, None]
         pooled = torch.baddbmm(shift, pooled.flatten(1, 2), mlp.weight).view(pooled.shape)
         heads = _map_heads(pooled, values.permute(0, 2, 1, 3)).flatten(0, 1)
-        joined = self.norm(self.softmax.norm(heads)).flatten(1)[:, None]
-        return self.o_proj(self.joined_norm(joined)), weights
+        # Norms are given rows, so that a probe does not take one for the output projection.
+        rows = self.norm(self.softmax.norm(heads).flatten(0, 1))
+        joined = self.joined_norm(rows.view(len(hidden), -1))
+        return self.o_proj(joined[:, None]), weights
 
 
 def _map_heads(x: Tensor, maps: Tensor) -> Tensor:

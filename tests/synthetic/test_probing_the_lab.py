@@ -11,12 +11,14 @@ from llmprobe.synthetic.set_tokens import VOCAB_SIZE
 from llmprobe.synthetic.variants import BASELINE
 
 LENGTHS, N_PROMPTS = (16, 64, 256), 20
+NAMES = [f"residual+{name}" if PARTS[name].place == "sum" else name for name in PARTS]
 every_network = pytest.mark.parametrize(
     "network",
     [
         pytest.param((task, variant, heads), id=f"{task}-{variant}-{heads}")
         for task, heads in (("argmax", 1), ("dictionary", 4))
-        for variant in (BASELINE, *PARTS, "layernorm+headnorm+ssmax+adaptive")
+        for variant in (BASELINE, *NAMES, "layernorm+headnorm+ssmax+adaptive")
+        if heads == 1 or variant != "outproj"
     ],
     indirect=True,
 )
@@ -86,7 +88,14 @@ def test_the_variance_of_a_network_equals_brute_force(network, at):
     assert (result.slope < 0).all()
 
 
-@pytest.mark.parametrize("variant", [name for name in PARTS if PARTS[name].place != "softmax"])
+@pytest.mark.parametrize(
+    "variant",
+    [
+        variant
+        for name, variant in zip(PARTS, NAMES, strict=True)
+        if PARTS[name].place not in ("softmax", "projection")
+    ],
+)
 def test_the_rows_of_a_network_are_its_weights(variant):
     network = SetNetwork("argmax", variant, width=16, heads=4)
     result = probe_attention(network, LENGTHS, query="fixed", n_prompts=N_PROMPTS)
