@@ -4,8 +4,8 @@ How fast a standard deviation falls with the length: the slope on log-log axes.
 
 Proposition 1 of the vanishing-variance paper bounds the variance of one output feature by a
 constant over N, so a head whose attention disperses has slope −1/2 here. The interval comes from
-a jackknife over groups of prompts: it knows nothing of the distribution, and it is honest about
-lengths that share their prompts, which makes the points of one fit anything but independent.
+a jackknife over groups of prompts (`jackknife.py`), as lengths that share their prompts make the
+points of one fit anything but independent.
 
 One number a seed: its mean with an interval, and the tests that compare two of them in pairs.
 
@@ -26,6 +26,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
+
+from llmprobe.base.jackknife import jackknife
 
 Array = NDArray[np.float64]
 
@@ -117,13 +119,10 @@ def fit_decay(
         if sizes is not None and (len(sizes) != n_groups or min(sizes) < 1):
             raise ValueError(f"fit_decay: got sizes {sizes!r}, needs {n_groups} positive numbers")
         replicates, _ = _least_squares(x, log_positive(left_out))
-        half = _half_width(
-            slope, replicates, np.asarray([1] * n_groups if sizes is None else sizes), level
-        )
-        low, high = slope - half, slope + half
+        low, high = jackknife(slope, replicates, sizes).ends(level)
         reason = _add(
             reason,
-            np.isfinite(slope) & ~np.isfinite(half),
+            np.isfinite(slope) & ~np.isfinite(low),
             "zero variance where one group is left out: no interval",
         )
     return Decay(slope, low, high, r2, reason)
@@ -140,16 +139,6 @@ def _least_squares(x: Array, y: Array) -> tuple[Array, Array]:
     return slope, np.where(np.isfinite(slope), r2, np.nan)
 
 
-def _half_width(slope: Array, replicates: Array, sizes: NDArray[np.int64], level: float) -> Array:
-    """Jackknife over groups of unequal size (Busing, Meijer and van der Leeden 1999)."""
-    n_groups, total = len(sizes), sizes.sum()
-    weight = (total / sizes).reshape(-1, *[1] * slope.ndim)
-    pseudo = weight * slope - (weight - 1) * replicates
-    center = n_groups * slope - ((1 - 1 / weight) * replicates).sum(axis=0)
-    variance = ((pseudo - center) ** 2 / (weight - 1)).mean(axis=0)
-    return special.stdtrit(n_groups - 1, (1 + level) / 2) * np.sqrt(variance)
-
-
 def log_interval(
     values: Array, without: Array | None, sizes: Sequence[int], *, level: float = 0.95
 ) -> tuple[Array, Array]:
@@ -159,9 +148,8 @@ def log_interval(
     """
     if without is None or len(without) < 2:
         return np.full_like(values, np.nan), np.full_like(values, np.nan)
-    logs = log_positive(values)
-    half = _half_width(logs, log_positive(without), np.asarray(sizes), level)
-    return np.exp(logs - half), np.exp(logs + half)
+    low, high = jackknife(log_positive(values), log_positive(without), sizes).ends(level)
+    return np.exp(low), np.exp(high)
 
 
 def log_positive(values: Array) -> Array:

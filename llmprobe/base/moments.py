@@ -19,7 +19,7 @@ A new statistic is a subclass of `Accumulator`.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeVar
 
@@ -265,6 +265,10 @@ class Groups(Generic[A]):
     def without(self, group: int) -> A:
         """All prompts but those of one group, which may have none."""
         return self._join(set(self.parts) - {group})
+
+    def only(self, groups: Iterable[int]) -> A:
+        """The prompts of these groups."""
+        return self._join(groups)
 
     def sizes(self) -> dict[int, int]:
         """Prompts in each group, in the groups' order."""

@@ -195,8 +195,16 @@ NPrompts = Annotated[
 Query = Annotated[
     str,
     typer.Option(
-        **choice("free", "fixed", text="fixed: every prompt ends in the same token."), **_PROMPTS
+        metavar="[free|fixed|TOKEN]",
+        help="Last token. free: each prompt's own. fixed: one of --n-queries drawn ones. TOKEN: "
+        "text of one token, or id:NUMBER.",
+        autocompletion=lambda: ["free", "fixed"],
+        **_PROMPTS,
     ),
+]
+NQueries = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Tokens that --query fixed draws. Default: 16.", **_PROMPTS),
 ]
 Bos = Annotated[
     str,
@@ -219,6 +227,7 @@ PROMPTS: Group = {
     "dataset": (Dataset, None),
     "n_prompts": (NPrompts, 64),
     "query": (Query, "free"),
+    "n_queries": (NQueries, None),
     "bos": (Bos, "auto"),
     "seed": (Seed, 0),
 }

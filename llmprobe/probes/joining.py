@@ -12,7 +12,7 @@ from llmprobe.results.base import Provenance
 from llmprobe.runs.checkpoints import check_same
 
 _OF_A_PART = {
-    *("seed", "n_prompts", "lengths", "prompts_hash", "merged"),
+    *("seed", "n_prompts", "lengths", "prompts_hash", "query_tokens", "merged"),
     *("batch_tokens", "chunk", "one_pass"),
 }
 """What may differ between results that are joined: which prompts they saw, and how those were cut
@@ -28,8 +28,8 @@ def join_evidence(folders: Sequence[Path], tally: type[Tally]) -> Evidence:
     first, parts = every[0], _table(every)
     if len(parts) > 1 and first.provenance.arguments["query"] == "fixed":
         raise ValueError(
-            "merge: with a fixed query each seed has another query; raise n_prompts on one "
-            "folder instead"
+            "merge: with a fixed query each seed draws its own query tokens; raise n_prompts on "
+            "one folder instead, or name the token"
         )
     lengths = sorted({length for one in every for length in one.lengths})
     notes = dict.fromkeys(note for one in every for note in one.warnings)

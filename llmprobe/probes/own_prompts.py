@@ -10,6 +10,7 @@ so lengths may have different numbers of prompts.
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,10 @@ class OwnPrompts(Prompts, kind=OWN):
     is_drawn = False
 
     def __init__(self, material: Material) -> None:
-        rows = [np.array(row, np.int64) for row in _tokenized(material)]
+        fixed = material.query == "fixed"  # drawn from all rows, so that more prompts may be used
+        n_wanted = max(material.n_prompts, len(material.rows) if fixed else 0)
+        wanted = replace(material, n_prompts=n_wanted)
+        rows = [np.array(row, np.int64) for row in _tokenized(wanted)]
         bos = material.bos_token_id
         if bos is not None:  # there already, if the template or the user put it there
             rows = [row[1:] if row[:1].tolist() == [bos] else row for row in rows]
@@ -49,14 +53,14 @@ class OwnPrompts(Prompts, kind=OWN):
             every = np.concatenate([np.empty(0, np.int64), *rows])
             draw = by_frequency(self.kind, material, every)
         super().__init__(material, draw)
-        self._rows = rows
+        self._rows = rows = rows[: material.n_prompts]
         n_added = material.longest - self._own_tokens([], material.longest)
         self.sizes = tuple(min(len(row) + n_added, self.longest) for row in rows)
         self.longest_one = int(np.argmax(self.sizes))
 
     def digest(self, n_prompts: int | None = None) -> str:
-        """SHA-256 over the query token and the first prompts, up to the longest length."""
-        head = (self.kind, self.longest, self.query_token, self._head.tolist())
+        """SHA-256 over the query tokens and the first prompts, up to the longest length."""
+        head = (self.kind, self.longest, self.query_tokens or None, self._head.tolist())
         sha = hashlib.sha256(repr(head).encode())
         for row in self._rows[:n_prompts]:
             used = row[: self.longest].astype("<i8")

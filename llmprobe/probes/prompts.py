@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from llmprobe.base.seeds import check_seed, numpy_generator
+from llmprobe.probes.queries import N_QUERIES, check_query, named_token
 from llmprobe.probes.texts import ROW_FILES
 
 _GOLDEN = (5**0.5 - 1) / 2
@@ -59,7 +60,9 @@ class Material:
     bos_token_id: int | None
     text: str | None
     query: str
-    """free, or fixed: every prompt ends in the same token."""
+    """free, fixed, or the one token that every prompt ends in."""
+    n_queries: int
+    """Tokens that a fixed query draws."""
     rows: Sequence[Any] = ()
     """Prompts that were given as they are: texts, tokens or conversations."""
     chat_template: bool = False
@@ -93,14 +96,11 @@ class Prompts(ABC):
             cls.kinds[kind] = cls
 
     def __init__(self, material: Material, draw: Draw | None = None) -> None:
-        """`draw` draws the fixed query, where the kind has one."""
+        """`draw` draws the fixed queries, where the kind has them."""
         self.n_prompts, self.longest = material.n_prompts, material.longest
-        query = None
-        if material.query == "fixed" and draw is not None:
-            query = int(draw(1, numpy_generator(material.seed, "query"))[0])
-        self.query_token = query
-        """The last token of every prompt with a fixed query."""
-        self.prefix_consistent = query is None
+        self.query_tokens = _queries(material, draw)
+        """Prompt i ends in number i, counted in a circle; empty if each has its own last token."""
+        self.prefix_consistent = not self.query_tokens
         """Whether the prompts of length N are the first N tokens of the longest ones."""
         self.sizes: tuple[int, ...] | None = None
         """Tokens of each prompt; None if all prompts have every length."""
@@ -110,7 +110,7 @@ class Prompts(ABC):
         self._seed = material.seed
         bos = material.bos_token_id
         self._head = np.array([] if bos is None else [bos], np.int64)
-        self._tail = np.array([] if query is None else [query], np.int64)
+        self._tails = np.array(self.query_tokens, np.int64).reshape(-1, 1)
 
     @property
     def n_head(self) -> int:
@@ -127,20 +127,24 @@ class Prompts(ABC):
         n_tokens = self._own_tokens(indices, length)
         tokens = np.empty((len(indices), length), np.int64)
         for row, index in zip(tokens, indices, strict=True):
-            row[:] = np.concatenate([self._head, self._body(index, n_tokens), self._tail])
+            row[:] = np.concatenate([self._head, self._body(index, n_tokens), self._tail(index)])
         return torch.from_numpy(tokens)
 
+    def _tail(self, index: int) -> Tokens:
+        """The prompt's fixed query, if it has one."""
+        return self._tails[index % len(self._tails)] if len(self._tails) else np.empty(0, np.int64)
+
     def digest(self, n_prompts: int | None = None) -> str:
-        """SHA-256 over the kind, the query token and the first prompts, or all, at the longest
+        """SHA-256 over the kind, the query tokens and the first prompts, or all, at the longest
         length."""
-        sha = hashlib.sha256(repr((self.kind, self.longest, self.query_token)).encode())
+        sha = hashlib.sha256(repr((self.kind, self.longest, self.query_tokens or None)).encode())
         for index in range(self.n_prompts if n_prompts is None else n_prompts):
             sha.update(self.batch([index], self.longest).numpy().astype("<i8").tobytes())
         return sha.hexdigest()
 
     def _own_tokens(self, indices: Sequence[int], length: int) -> int:
         """How many tokens of a prompt of this length are the kind's own."""
-        n_added = len(self._head) + len(self._tail)
+        n_added = len(self._head) + bool(self.query_tokens)
         if not max(1, n_added) <= length <= self.longest:
             raise ValueError(f"length: got {length}, accepted: up to {self.longest}")
         for index in indices:
@@ -245,16 +249,17 @@ def kind_of(source: PromptSource) -> str:
     return OWN
 
 
-def check_kind(kind: str, query: str, *, has_text: bool) -> None:
+def check_kind(kind: str, query: str, *, has_text: bool, n_queries: int | None = None) -> None:
     """Refuse what is no kind of prompts, or what it cannot be combined with, whatever the model."""
     if kind not in Prompts.kinds:
         drawn = ", ".join(name for name, other in Prompts.kinds.items() if other.is_drawn)
         raise ValueError(f"prompts: got {kind!r}, accepted: {drawn}, or a .txt or .jsonl file")
-    if query not in ("free", "fixed"):
-        raise ValueError(f"query: got {query!r}, accepted: free, fixed")
+    check_query(query, n_queries)
     chosen = Prompts.kinds[kind]
-    if query == "fixed" and not chosen.takes_query:
-        raise ValueError(f"query: got 'fixed', but {kind} prompts end each in their own; use free")
+    if query != "free" and not chosen.takes_query:
+        raise ValueError(
+            f"query: got {query!r}, but {kind} prompts end each in their own; use free"
+        )
     if chosen.needs_text and not has_text:
         raise ValueError(f"prompts: {kind} prompts need a text; give text=FILE or dataset=NAME")
     if has_text and not chosen.needs_text:
@@ -274,18 +279,21 @@ def make_prompts(
     bos_token_id: int | None = None,
     text: str | None = None,
     query: str = "free",
+    n_queries: int | None = None,
     rows: Sequence[Any] = (),
     chat_template: bool = False,
 ) -> Prompts:
     """Prompts of one of the kinds in `Prompts.kinds`, for lengths up to the longest of these.
 
     With a `bos_token_id` every prompt begins with it, and it counts. With `query="fixed"` a prompt
-    of N tokens is the first N − 1 of the free one and then a token that is the same for all prompts
-    and lengths, as in Proposition 1 of arXiv 2504.02827. `rows` are the prompts themselves for the
-    kind "own": texts, lists of tokens, or conversations for the tokenizer's `chat_template`.
+    of N tokens is the first N − 1 of the free one and then one of `n_queries` tokens (16), drawn as
+    the kind draws its own: prompt i has number i mod n_queries at all lengths. Any other `query` is
+    the text of one token, or id:NUMBER, that all prompts end in. `rows` are
+    the prompts themselves for the kind "own": texts, lists of tokens, or conversations for the
+    tokenizer's `chat_template`.
     """
     least = 1 if bos_token_id is None and query == "free" else 2
-    check_kind(kind, query, has_text=bool(text))
+    check_kind(kind, query, has_text=bool(text), n_queries=n_queries)
     check_seed(seed)
     if n_prompts < 1:
         raise ValueError(f"n_prompts: got {n_prompts}, accepted: 1 or more")
@@ -308,11 +316,21 @@ def make_prompts(
             bos_token_id=bos_token_id,
             text=text,
             query=query,
+            n_queries=N_QUERIES if n_queries is None else n_queries,
             rows=rows,
             chat_template=chat_template,
         )
     )
     return made
+
+
+def _queries(material: Material, draw: Draw | None) -> tuple[int, ...]:
+    if material.query == "free" or draw is None:
+        return ()
+    if material.query == "fixed":  # fewer are the first of many
+        drawn = draw(material.n_queries, numpy_generator(material.seed, "query"))
+        return tuple(int(token) for token in drawn)
+    return (named_token(material.query, material.tokenizer, material.vocab_size),)
 
 
 def _check_ordinary(kind: str, n_ordinary: int) -> None:

@@ -27,6 +27,7 @@ from llmprobe.capture.editing import describe_edits
 from llmprobe.capture.loading import LoadedModel
 from llmprobe.probes.own_prompts import OwnPrompts, hash_rows, rows_of
 from llmprobe.probes.prompts import OWN, Prompts, PromptSource, check_kind, kind_of, make_prompts
+from llmprobe.probes.queries import check_query, token_text
 from llmprobe.probes.sweeps import SweepPlan, chunks_agree, plan_sweep, prefixes_agree
 from llmprobe.probes.tallies import Part
 from llmprobe.probes.texts import check_name, read_dataset, read_text
@@ -53,6 +54,7 @@ class Request:
     dataset: str | None = None
     n_prompts: int = 64
     query: str = "free"
+    n_queries: int | None = None
     bos: str = "auto"
     seed: int = 0
     batch_tokens: int | None = None
@@ -79,6 +81,7 @@ class Request:
             raise ValueError(f"bos: got {self.bos!r}, accepted: {', '.join(BOS)}")
         check_seed(self.seed)
         check_count("n_prompts", self.n_prompts, least=2, most=_MOST_PROMPTS)
+        check_query(self.query, self.n_queries, n_prompts=self.n_prompts)
         check_count("batch_tokens", self.batch_tokens)
         return wanted
 
@@ -179,6 +182,7 @@ def _prepare(loaded: LoadedModel, asked: Request, chunk: int | None) -> Prepared
         bos_token_id=_bos(asked, loaded, rows),
         text=text,
         query=asked.query,
+        n_queries=asked.n_queries,
         rows=rows,
         chat_template=asked.chat_template,
     )
@@ -219,6 +223,7 @@ def _prepare(loaded: LoadedModel, asked: Request, chunk: int | None) -> Prepared
             prompts_hash=prompt_set.digest(),
             seed=asked.seed,
             arguments=asked.record(wanted, chosen)
+            | _record_queries(asked.query, prompt_set, loaded)
             | {"n_prompts": n_prompts}
             | _bos_record(prompt_set, loaded),
         ),
@@ -284,6 +289,17 @@ def _name(source: str | Path | None) -> str | None:
     return text
 
 
+def _record_queries(query: str, prompts: Prompts, loaded: LoadedModel) -> dict[str, Any]:
+    """The query tokens by number and text; a named one by its number, however it was named."""
+    tokens = prompts.query_tokens
+    named = bool(tokens) and query != "fixed"
+    return {
+        "query": f"id:{tokens[0]}" if named else query,
+        "n_queries": len(tokens) if tokens and not named else None,
+        "query_tokens": [[token, token_text(token, loaded.tokenizer)] for token in tokens],
+    }
+
+
 def _bos(asked: Request, loaded: LoadedModel, rows: Sequence[Any]) -> int | None:
     """The token to begin with. Own tokens and chat templates have it if they want it."""
     by_itself = loaded.adds_bos and not asked.chat_template
@@ -312,6 +328,12 @@ def _warnings(
     agree: bool,
 ) -> list[str]:
     notes = [*prompts.warnings, *describe_edits(loaded.model)]
+    n_queries = len(prompts.query_tokens)
+    if n_queries > 1 and prompts.n_prompts < 2 * n_queries:
+        notes.append(
+            f"{prompts.n_prompts} prompts for {n_queries} query tokens: some queries have fewer "
+            f"than two prompts; use n_prompts={2 * n_queries} or more"
+        )
     if loaded.context_length is not None and max(lengths) > loaded.context_length:
         notes.append(
             f"lengths above {loaded.context_length} are beyond the context that "

@@ -7,11 +7,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from llmprobe.base.components import GroupMoments
+from llmprobe.base.moments import Groups, Moments
 from llmprobe.capture.discovery import AttentionLayer
-from llmprobe.probes.tallies import N_GROUPS, Evidence
+from llmprobe.probes.tallies import Evidence
 
 _MANY = 0.1
 """Share of features whose rounding is worth a warning."""
+_ENOUGH = 32
+"""Prompts from which on intervals cover what they say, in all cases of `docs/coverage.md`."""
 NOTHING_FINITE = (
     "every number that was captured is NaN or infinity, so there is nothing to report; try "
     'dtype="float32", and see what `check_capture` says about the model'
@@ -20,7 +24,9 @@ NOTHING_FINITE = (
 
 def few_prompts(evidence: Evidence) -> list[str]:
     n = evidence.n_prompts
-    return [f"{n} prompts are few: intervals are wide below {N_GROUPS}"] if n < N_GROUPS else []
+    if n >= _ENOUGH:
+        return []
+    return [f"{n} prompts are few: below {_ENOUGH}, 95 % intervals may cover less than they say"]
 
 
 def left_out(
@@ -39,8 +45,38 @@ def left_out(
 
 def by_series(summaries: Sequence[Any], name: str, heads: bool) -> NDArray[Any]:
     """Join the passes' lengths and put the heads first: (series, lengths, features)."""
-    joined = np.concatenate([getattr(summary, name) for summary in summaries])
+    joined = np.concatenate([np.asarray(getattr(summary, name)) for summary in summaries])
     return np.moveaxis(joined, 1, 0) if heads else joined[None]
+
+
+def group_moments(
+    by_length: Sequence[Groups[Moments]], heads: bool, *, are_queries: bool
+) -> GroupMoments:
+    """The moments of each group of prompts: (groups, series, lengths, features).
+
+    The shortest length, which is the first, has all of them; a longer one may lack some prompts.
+    """
+    numbers = sorted(by_length[0].parts)
+    none_left = [groups.only(()) for groups in by_length]
+
+    def stacked(name: str) -> NDArray[np.float64]:
+        found = [
+            by_series(
+                [x.parts.get(number, none) for x, none in zip(by_length, none_left, strict=True)],
+                name,
+                heads,
+            )
+            for number in numbers
+        ]
+        return np.stack(found).astype(np.float64)
+
+    return GroupMoments(
+        count=stacked("count"),
+        mean=stacked("mean"),
+        m2=stacked("m2"),
+        sizes=np.array([*by_length[0].sizes().values()], np.float64),
+        are_queries=are_queries,
+    )
 
 
 def rounded(evidence: Evidence, mean: NDArray[Any], std: NDArray[Any]) -> list[str]:

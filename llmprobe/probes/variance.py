@@ -21,9 +21,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from llmprobe.base.intervals import fit_decay, typical_std
 from llmprobe.base.moments import Groups, Moments
 from llmprobe.base.progress import Progress
+from llmprobe.base.trends import fit_trends
 from llmprobe.capture.discovery import AttentionLayer, LayerChoice, attention_layers
 from llmprobe.capture.loading import AnyModel, LoadedModel
 from llmprobe.capture.outputs import AT, capture_attention
@@ -31,7 +31,14 @@ from llmprobe.errors import CaptureError, OutOfMemoryError
 from llmprobe.probes.probe import LoadOptions, Probe, start
 from llmprobe.probes.prompts import PromptSource
 from llmprobe.probes.request import DEFAULT_LENGTHS, Request, check_count, prepare
-from llmprobe.probes.summaries import NOTHING_FINITE, by_series, few_prompts, left_out, rounded
+from llmprobe.probes.summaries import (
+    NOTHING_FINITE,
+    by_series,
+    few_prompts,
+    group_moments,
+    left_out,
+    rounded,
+)
 from llmprobe.probes.sweeps import Piece, Sweep, chunks_agree
 from llmprobe.probes.tallies import N_GROUPS, Evidence, Tally, kept_at_all
 from llmprobe.results.variance import VarianceResult
@@ -55,6 +62,7 @@ def probe_variance(
     dataset: str | None = None,
     n_prompts: int = 64,
     query: str = "free",
+    n_queries: int | None = None,
     bos: str = "auto",
     component: int = 0,
     reference: int | None = None,
@@ -76,9 +84,11 @@ def probe_variance(
     unigram and text want a `text` file or a `dataset`. Or your own: a .txt or .jsonl file with one
     prompt a line, a list of texts or of lists of tokens, a `datasets.Dataset`; `field` names the
     field that holds them, `chat_template` applies the tokenizer's. A prompt that is shorter than a
-    length is left out of it; the first `n_prompts` are used. `query="fixed"` ends every prompt in
-    the same token (Proposition 1). `component` is the feature of Figure 1, `reference` the length
-    that drifts are measured from, the shortest if None.
+    length is left out of it; the first `n_prompts` are used. `query="fixed"` draws
+    `n_queries` tokens (16) and ends prompt i in number i mod n_queries, so that variance within
+    queries, which Proposition 1 is about, is separated from variance between them; any other text
+    names one token for all, as does id:NUMBER. `component` is the feature of Figure 1, `reference`
+    the length that drifts are measured from, the shortest if None.
     With an `output` folder finished pieces are kept there and the result is saved. The same call
     resumes a run that was stopped; one with more `n_prompts` adds the missing prompts to a result.
     `progress`: True for a bar, or a function (what, done, total, note).
@@ -94,6 +104,7 @@ def probe_variance(
         dataset=dataset,
         n_prompts=n_prompts,
         query=query,
+        n_queries=n_queries,
         bos=bos,
         component=component,
         reference=reference,
@@ -150,9 +161,11 @@ class VarianceTally(Tally):
         size = layer.hidden_size if whole else layer.head_size
         return {"outputs": (*series, size), "vectors": (*series, 2)}
 
-    def update(self, layer: int, x: Tensor, prompts: Sequence[int]) -> None:
-        """Take in outputs (prompts, lengths, *heads, features)."""
-        self.groups[layer, "outputs"].update(x, [prompt % N_GROUPS for prompt in prompts])
+    def update(
+        self, layer: int, x: Tensor, prompts: Sequence[int], *, n_groups: int = N_GROUPS
+    ) -> None:
+        """Take in outputs (prompts, lengths, *heads, features); prompt i is in group i mod n."""
+        self.groups[layer, "outputs"].update(x, [prompt % n_groups for prompt in prompts])
         x64 = (x.cpu() if x.device.type == "mps" else x).double()
         variance, mean = torch.var_mean(x64, dim=-1, correction=0)
         self.moments[layer, "vectors"].update(torch.stack([mean, variance], dim=-1))
@@ -167,6 +180,8 @@ class VarianceProbe(Probe):
     def __init__(self, loaded: LoadedModel, asked: VarianceRequest) -> None:
         self.ready = ready = prepare(loaded, asked, chunk=asked.chunk)
         self.at = asked.at
+        n_queries = len(ready.prompts.query_tokens)
+        self.n_groups = n_queries if n_queries > 1 else N_GROUPS
         size = min(x.head_size if asked.at == "heads" else x.hidden_size for x in ready.layers)
         if not 0 <= asked.component < size:
             raise ValueError(f"component: got {asked.component}, accepted: 0 to {size - 1}")
@@ -185,7 +200,8 @@ class VarianceProbe(Probe):
         self, tally: VarianceTally, prompts: list[int], parts: Sequence[Mapping[int, Tensor]]
     ) -> None:
         for number in self.ready.numbers:
-            tally.update(number, torch.cat([part[number] for part in parts], dim=1), prompts)
+            x = torch.cat([part[number] for part in parts], dim=1)
+            tally.update(number, x, prompts, n_groups=self.n_groups)
 
     def may_chunk(self) -> bool:
         return chunks_agree(self.ready.model, self.ready.prompts, self.ready.layers)
@@ -230,24 +246,28 @@ class VarianceProbe(Probe):
         heads, component = arguments["at"] == "heads", int(arguments["component"])
         reference = lengths[0] if arguments["reference"] is None else int(arguments["reference"])
         tallies = list(evidence.tallies.values())
+        n_queries = len(arguments.get("query_tokens", ()))
         columns: dict[str, list[NDArray[Any]]] = {}
         notes = [*few_prompts(evidence), *evidence.warnings, *_far_reference(evidence, reference)]
         for layer in evidence.layers:
             outputs = [tally.groups[layer.layer, "outputs"] for tally in tallies]
             total = [groups.total().summary() for groups in outputs]
-            mean, std, count = (by_series(total, name, heads) for name in ("mean", "std", "count"))
+            mean, count = (by_series(total, name, heads) for name in ("mean", "count"))
+            groups = group_moments(outputs, heads, are_queries=n_queries > 1)
+            std = np.sqrt(groups.split().total)
             vector = [tally.moments[layer.layer, "vectors"].summary() for tally in tallies]
             across = by_series(vector, "mean", heads)  # (series, lengths, mean and variance)
-            without = [
-                typical_std(
-                    by_series([groups.without(g).summary() for groups in outputs], "std", heads)
-                )
-                for g in sorted(outputs[0].parts)
-            ]
-            sizes = list(outputs[0].sizes().values())
             row = _columns(mean, std, across, component, lengths.index(reference))
-            decay, reasons = _decay(lengths, typical_std(std), np.array(without), sizes)
-            row |= decay
+            uniform = _uniform_variance(
+                layer,
+                lengths,
+                bos=arguments.get("bos_token") is not None,
+                # If no query has two prompts, the total is tested, in which the query varies.
+                fixed_query=arguments["query"] != "free"
+                and (n_queries <= 1 or bool((groups.count > 1).any())),
+            )
+            trends, reasons = fit_trends(lengths, groups, uniform)
+            row |= trends
             reasons += rounded(evidence, mean, std)
             notes += [f"layer {layer.layer}: {reason}" for reason in reasons]
             row["n_prompts"] = count.max(axis=-1)
@@ -338,18 +358,6 @@ def _columns(
         }
 
 
-def _decay(
-    lengths: tuple[int, ...], std: NDArray[Any], without: NDArray[Any], sizes: list[int]
-) -> tuple[dict[str, NDArray[Any]], list[str]]:
-    """The fitted columns, and why something in them is missing."""
-    if len(lengths) < 2:
-        nothing = np.full(len(std), np.nan)
-        return dict.fromkeys(VarianceResult.by_series, nothing), ["one length: no slope"]
-    decay = fit_decay(lengths, std, without=without, sizes=sizes)
-    reasons = sorted({str(reason) for reason in decay.reason if reason})
-    return {name: getattr(decay, name) for name in VarianceResult.by_series}, reasons
-
-
 def _feature_values(evidence: Evidence, heads: bool) -> NDArray[np.float32]:
     """(kept series, lengths, features, prompts)"""
     kept: list[NDArray[np.float32]] = []
@@ -361,3 +369,20 @@ def _feature_values(evidence: Evidence, heads: bool) -> NDArray[np.float32]:
         if len(kept) >= _KEPT_SERIES:
             break
     return np.stack(kept[:_KEPT_SERIES]).astype(np.float32)
+
+
+def _uniform_variance(
+    layer: AttentionLayer, lengths: Sequence[int], *, bos: bool, fixed_query: bool
+) -> NDArray[np.float64]:
+    """What uniform attention over the same prompts would have, up to a factor.
+
+    A head that weighs its n visible tokens alike has an output of variance σ² Σa² = σ² m/n², where
+    m of them vary over prompts: BOS does not, nor does a fixed query. This takes tokens as
+    independent, which those of a text are not quite. NaN where the tokens are not known.
+    """
+    n = np.asarray(lengths, np.float64)
+    if layer.type == "linear" or (layer.type == "sliding" and layer.window is None):
+        return np.full(len(n), np.nan)
+    seen = n if layer.window is None else np.minimum(n, layer.window)
+    varying = seen - fixed_query - (bos & (seen == n))
+    return np.where(varying > 0, varying / seen**2, np.nan)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
+_NAMED = 16
+"""Query tokens that are written out."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -55,6 +57,22 @@ class SeriesResult(Result, kind=""):
         for name in ("n_prompts", *self.by_length):
             check_shape(name, getattr(self, name), (series, lengths))
 
+    @property
+    def query_tokens(self) -> tuple[tuple[int, str], ...]:
+        """Fixed queries by number and quoted text; empty for a free query or an older result."""
+        recorded = self.provenance.arguments.get("query_tokens", ())
+        try:
+            return tuple((int(token), str(text)) for token, text in recorded)
+        except (TypeError, ValueError):  # a folder may come from anybody
+            return ()
+
+    def query_text(self) -> str:
+        """The fixed queries in words; empty for a free query."""
+        names = [text or f"id:{token}" for token, text in self.query_tokens]
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        what = "query token" if len(names) == 1 else f"{len(names)} query tokens"
+        return f"{what}: {', '.join(names[:_NAMED])}{more}" if names else ""
+
     def to_frame(self) -> "pd.DataFrame":
         """A row for each layer, head and length.
 
@@ -88,7 +106,11 @@ class SeriesResult(Result, kind=""):
         return command_line(self.kind, self.provenance.arguments, self.provenance.model)
 
     def to_document(self) -> dict[str, Any]:
-        return super().to_document() | {"rows": self._records(self.to_frame())}
+        queries = [{"id": token, "text": text} for token, text in self.query_tokens]
+        return super().to_document() | {
+            "query_tokens": queries,
+            "rows": self._records(self.to_frame()),
+        }
 
     def _heads(self) -> NDArray[Any]:
         """As frames have them: int64, or float64 if some series are whole layers (NaN)."""

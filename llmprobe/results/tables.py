@@ -17,8 +17,8 @@ MAX_ROWS = 20
 MANY = 10
 """More series than this are ranked, in tables and figures."""
 _COLUMN = 10
-_OTHER_COLUMNS = 46
-"""Characters: of a column with numbers, and of layer, head, slope, interval and R² together."""
+_OTHER_COLUMNS = 58
+"""Characters: of a column with numbers, and of layer, head, slope, interval, R² and label."""
 
 
 def titled(title: str | None = None) -> Table:

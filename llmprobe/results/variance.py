@@ -12,13 +12,25 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.markup import escape
 
-from llmprobe.results.base import check_shape
+from llmprobe.base.intervals import holm
+from llmprobe.base.trends import ENDS, MARGIN, SLOPES, TESTS
+from llmprobe.results.base import check_shape, missing_as_nan
 from llmprobe.results.series import Array, Integers, SeriesResult
 from llmprobe.results.tables import MAX_ROWS, titled
 from llmprobe.results.views import HeadMap, Lines, View
 
 if TYPE_CHECKING:
     import pandas as pd
+
+_SPLIT_COLUMNS = 24
+"""Characters of the columns on the slope within queries."""
+LABELS = {
+    "dispersing": "slope within {margin} of uniform attention",
+    "falling": "slope below 0",
+    "flat": "slope within {margin} of 0",
+    "rising": "slope above 0",
+    "undecided": "none of these",
+}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -85,17 +97,61 @@ class VarianceResult(SeriesResult, kind="variance"):
 
     Of n prompts, chance alone makes it about √(2/n)."""
     slope: Array
-    """d log std / d log N, the mean over features of each one's own; (series,), like the next."""
+    """The headline, (series,) like the next: `slope_total`. In folders from before there was one it
+    is what is now `slope_features`."""
     slope_low: Array
     slope_high: Array
-    """The 95 % interval, by a jackknife over groups of prompts."""
+    """The 95 % interval, by a jackknife over groups of prompts, or over queries if several are
+    fixed."""
     r2: Array
+    """Of the line through the total standard deviation."""
     nonfinite: Integers
     """NaNs and infinities that were left out of the statistics."""
     features: Integers
     """The features of which values were kept."""
     feature_values: NDArray[np.float32]
     """Their values for some prompts: (kept series, lengths, features, prompts)."""
+    total_variance: Array = missing_as_nan("layer_type", "lengths")
+    """Variance over prompts, summed over features; (series, lengths), like the next."""
+    total_variance_low: Array = missing_as_nan("layer_type", "lengths")
+    total_variance_high: Array = missing_as_nan("layer_type", "lengths")
+    within_variance: Array = missing_as_nan("layer_type", "lengths")
+    """Its part within queries, ½ E|o − o′|² of prompts with the same query; NaN unless several
+    queries are fixed."""
+    within_variance_low: Array = missing_as_nan("layer_type", "lengths")
+    within_variance_high: Array = missing_as_nan("layer_type", "lengths")
+    between_variance: Array = missing_as_nan("layer_type", "lengths")
+    """Its part between queries: total − within."""
+    between_variance_low: Array = missing_as_nan("layer_type", "lengths")
+    between_variance_high: Array = missing_as_nan("layer_type", "lengths")
+    step_slope: Array = missing_as_nan("layer_type", "lengths")
+    """The tested slope from the previous length to this one; per octave where lengths double."""
+    step_slope_low: Array = missing_as_nan("layer_type", "lengths")
+    step_slope_high: Array = missing_as_nan("layer_type", "lengths")
+    slope_total: Array = missing_as_nan("layer_type")
+    """d log std / d log N of the total standard deviation, the root of the summed variance."""
+    slope_total_low: Array = missing_as_nan("layer_type")
+    slope_total_high: Array = missing_as_nan("layer_type")
+    slope_within: Array = missing_as_nan("layer_type")
+    """The same of the within-query standard deviation; NaN unless several queries are fixed."""
+    slope_within_low: Array = missing_as_nan("layer_type")
+    slope_within_high: Array = missing_as_nan("layer_type")
+    slope_features: Array = missing_as_nan("layer_type")
+    """The mean over features of each one's own slope."""
+    slope_features_low: Array = missing_as_nan("layer_type")
+    slope_features_high: Array = missing_as_nan("layer_type")
+    slope_uniform: Array = missing_as_nan("layer_type")
+    """The slope that uniform attention would have on the same prompts."""
+    curvature: Array = missing_as_nan("layer_type")
+    """Change of the tested slope with each doubling of the length; above 0, decay slows down."""
+    p_curvature: Array = missing_as_nan("layer_type")
+    """Lack of fit: of the test that curvature is 0."""
+    p_zero: Array = missing_as_nan("layer_type")
+    """Of the test that the tested slope is 0."""
+    p_flat: Array = missing_as_nan("layer_type")
+    """Of the test that the tested slope is 0.1 or more away from 0."""
+    p_uniform: Array = missing_as_nan("layer_type")
+    """Of the test that the tested slope is 0.1 or more away from `slope_uniform`."""
 
     by_length: ClassVar[tuple[str, ...]] = (
         "component_std",
@@ -106,12 +162,21 @@ class VarianceResult(SeriesResult, kind="variance"):
         "global_variance",
         "mean_drift",
         "vector_drift",
+        *(f"{name}_variance{end}" for name in ("total", "within", "between") for end in ENDS),
+        *(f"step_slope{end}" for end in ENDS),
     )
-    by_series: ClassVar[tuple[str, ...]] = ("slope", "slope_low", "slope_high", "r2")
+    by_series: ClassVar[tuple[str, ...]] = (
+        *("slope", "slope_low", "slope_high", "r2"),
+        *(name + end for name in SLOPES[1:] for end in ENDS),
+        *TESTS,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "accuracy", tuple(self.accuracy))
+        if self._is_old:
+            for end in ENDS:
+                object.__setattr__(self, f"slope_features{end}", getattr(self, f"slope{end}"))
         if self.reference not in self.lengths or not isinstance(self.component, int):
             raise ValueError(
                 f"got reference {self.reference!r} and component {self.component!r}, accepted: one "
@@ -128,12 +193,46 @@ class VarianceResult(SeriesResult, kind="variance"):
         if self.at not in ("output", "heads"):
             raise ValueError(f"at: got {self.at!r}, accepted: output, heads")
 
+    @property
+    def _is_old(self) -> bool:
+        """From before there was a total: what was called slope is the mean over features."""
+        return bool(np.isnan(self.total_variance).all())
+
+    @property
+    def tested(self) -> str:
+        """Which slope labels are about: within (queries) if there is one, else total.
+
+        Folders of older versions have features only, and no labels.
+        """
+        if self._is_old:
+            return "features"
+        return "within" if np.isfinite(self.slope_within).any() else "total"
+
+    def labels(self) -> NDArray[np.str_]:
+        """What each series does, by tests at 5 %, corrected over the series by Holm's procedure.
+
+        dispersing: equivalent to uniform attention on the same prompts (slopes nearer than 0.1);
+        flat: equivalent to 0; falling and rising: neither, but different from 0; undecided.
+        """
+        slope = getattr(self, f"slope_{self.tested}")
+        trend = holm(self.p_zero)
+        # Where uniform attention hardly falls itself, its slope tells nothing.
+        told_apart = self.slope_uniform < -2 * MARGIN
+        chosen = [
+            told_apart & holm(self.p_uniform),
+            holm(self.p_flat),
+            trend & (slope < 0),
+            trend & (slope > 0),
+        ]
+        return np.select(chosen, ["dispersing", "flat", "falling", "rising"], "undecided")
+
     def decay_frame(self) -> "pd.DataFrame":
-        """A row for each layer and head: the slope, its interval, R²."""
+        """A row for each layer and head: slopes with their intervals, tests, label."""
         import pandas as pd
 
         columns: dict[str, Any] = {"layer": self.layer, "head": self._heads()}
-        return pd.DataFrame(columns | {name: getattr(self, name) for name in self.by_series})
+        columns |= {name: getattr(self, name) for name in self.by_series}
+        return pd.DataFrame(columns | {"label": self.labels().astype(object)})
 
     def key_frame(self) -> "pd.DataFrame":
         return self.decay_frame()
@@ -149,43 +248,79 @@ class VarianceResult(SeriesResult, kind="variance"):
 
     def reading(self) -> str:
         """What the slopes say, in words."""
+        slope, low, high = (getattr(self, f"slope_{self.tested}{e}") for e in ENDS)
         span = f"from {min(self.lengths)} to {max(self.lengths)} tokens"
-        known = np.isfinite(self.slope_low)
-        if not np.isfinite(self.slope).any():
+        if not np.isfinite(slope).any():
             return f"No slope could be fitted {span}."
-        if not known.any():
+        if not np.isfinite(low).any():
             return f"The slopes {span} have no confidence interval, so they show no trend."
-        if len(self.slope) == 1:
-            return (
-                f"The standard deviation over prompts changes as N^{self.slope[0]:.2f} (95 % CI "
-                f"{self.slope_low[0]:.2f} to {self.slope_high[0]:.2f}) {span}. Full dispersion "
-                "over all tokens would give N^-0.50."
+        what = {
+            "total": "total standard deviation over prompts",
+            "within": "standard deviation over prompts with the same query",
+            "features": "features' standard deviation over prompts",
+        }[self.tested]
+        if len(slope) == 1:
+            found = (
+                f"The {what} changes as N^{slope[0]:.2f} (95 % CI {low[0]:.2f} to {high[0]:.2f}) "
+                f"{span}"
             )
-        what = "heads" if self.at == "heads" else "layers"
-        falls = int((known & (self.slope_high < 0)).sum())
-        near = (self.slope_low <= -0.4) & (self.slope_high < -0.3) & (self.slope_high >= -0.6)
-        law = int((known & near).sum())
+            expected = f"uniform attention would give N^{self.slope_uniform[0]:.2f}"
+            known = np.isfinite(self.slope_uniform[0])
+            return f"{found}: {self.labels()[0]}; {expected}." if known else f"{found}."
+        series = "heads" if self.at == "heads" else "layers"
+        ends = f"Slopes range from {np.nanmin(slope):+.2f} to {np.nanmax(slope):+.2f}."
+        if self._is_old:
+            falls = int((high < 0).sum())
+            return (
+                f"{falls} of {len(slope)} {series} lose variance {span} (95 % CI below 0). {ends}"
+            )
+        return f"The {what} {span}: {self._counts(series)}. {ends}{self._bends()}"
+
+    def _counts(self, series: str) -> str:
+        labels, uniform = self.labels(), self.slope_uniform[np.isfinite(self.slope_uniform)]
+        texts = {name: text.format(margin=MARGIN) for name, text in LABELS.items()}
+        if len(uniform):
+            texts["dispersing"] += f", {np.median(uniform):+.2f}"
+        counts = [
+            f"{n} {name} ({text})" for name, text in texts.items() if (n := (labels == name).sum())
+        ]
+        return f"of {len(labels)} {series}, {', '.join(counts)}; 5 %, Holm over {series}"
+
+    def _bends(self) -> str:
+        bent = holm(self.p_curvature)
+        slows = int((bent & (self.curvature > 0)).sum())
+        grows = int((bent & (self.curvature < 0)).sum())
+        if not slows + grows:
+            return ""
         return (
-            f"{falls} of {len(self.slope)} {what} lose variance {span} (95 % CI of the slope below "
-            f"0). {law} {'is' if law == 1 else 'are'} consistent with full dispersion, N^-0.50 "
-            "(lower end of the CI at most -0.4, upper end from -0.6 to -0.3). Slopes range from "
-            f"{np.nanmin(self.slope):+.2f} to {np.nanmax(self.slope):+.2f}."
+            f" One line does not fit {slows + grows} of them: the slope rises with length in "
+            f"{slows} and falls in {grows}."
         )
 
     def remarks(self) -> list[str]:
         shares = (f"{n}: {a:.0%}" for n, a in zip(self.lengths, self.accuracy, strict=False))
         answers = f"accuracy on the first token of the answer, by length: {', '.join(shares)}"
-        return [*([answers] if self.accuracy else []), self.reading()]
+        queries = self.query_text()
+        return [
+            *([answers] if self.accuracy else []),
+            *([queries] if queries else []),
+            self.reading(),
+        ]
 
     def table(
         self, *, width: int | None = None, sort: str | None = None, rows: int | None = MAX_ROWS
     ) -> Any:
-        intervals = zip(self.slope_low, self.slope_high, strict=True)
         ends = {
-            "slope": [f"{slope:+.2f}" for slope in self.slope],
-            "95 % CI": [f"{low:+.2f} to {high:+.2f}" for low, high in intervals],
-            "R²": [f"{r2:.2f}" for r2 in self.r2],
+            "slope": _signed(self.slope),
+            "95 % CI": _intervals(self.slope_low, self.slope_high),
         }
+        if self.tested == "within":
+            ends["within"] = _signed(self.slope_within)
+            ends["95 % CI "] = _intervals(self.slope_within_low, self.slope_within_high)
+            width = None if width is None else width - _SPLIT_COLUMNS
+        ends["R²"] = [f"{r2:.2f}" for r2 in self.r2]
+        if not self._is_old:
+            ends["label"] = self.labels().tolist()
         title = "standard deviation over prompts, median over features"
         return self._table(title, self.std_median, ends=ends, width=width, sort=sort, rows=rows)
 
@@ -230,11 +365,19 @@ class VarianceResult(SeriesResult, kind="variance"):
         return frame.assign(layer=self.layer[0], head=self._heads()[0])
 
 
+def _signed(values: Array) -> list[str]:
+    return [f"{value:+.2f}" for value in values]
+
+
+def _intervals(low: Array, high: Array) -> list[str]:
+    return [f"{a:+.2f} to {b:+.2f}" for a, b in zip(low, high, strict=True)]
+
+
 def compare_table(results: Iterable[tuple[str, VarianceResult]]) -> Any:
     """A row for each named result: where its slopes lie."""
     table = titled("slopes of log std over log N")
     table.add_column("result")
-    for name in ("at", "layers", "lengths", "prompts", "series"):
+    for name in ("at", "layers", "lengths", "prompts", "series", "std of"):
         table.add_column(name, justify="right")
     for name in ("median slope", "lowest", "highest"):
         table.add_column(name, justify="right")
@@ -247,6 +390,7 @@ def compare_table(results: Iterable[tuple[str, VarianceResult]]) -> Any:
             f"{min(result.lengths)}..{max(result.lengths)}",
             f"{result.n_prompts.min()}",
             f"{len(result.slope)}",
+            "features" if result.tested == "features" else "total",
             *(f"{f(known):+.2f}" if len(known) else "–" for f in (np.median, np.min, np.max)),
         )
     return table

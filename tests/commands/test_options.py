@@ -56,7 +56,7 @@ def test_choices_are_those_that_the_library_accepts(command, option, accepted):
 def test_the_choices_of_query_are_those_that_the_library_names():
     shown = ", ".join(options_of("variance")["query"].autocompletion())
     with pytest.raises(ValueError, match=f"accepted: {shown}"):
-        check_kind("random", "both", has_text=False)
+        check_kind("random", "", has_text=False)
 
 
 @pytest.mark.parametrize("name", ["variance", "attention", "loss"])

@@ -178,7 +178,7 @@ def test_what_does_not_fit_together_is_refused(tmp_path):
         (["a", "short"], r"length 4 has 20 prompts of seed 0, 20 prompts of seed 3, length 16"),
         (["a", "bos"], r"component 1 \(asked: 0\)"),
         (["a", "attention"], "accepted: results of one kind"),
-        (["fixed", "fixed 1"], "has another query"),
+        (["fixed", "fixed 1"], "each seed draws its own query tokens"),
     ):
         with pytest.raises((ValueError, CheckpointError), match=said):
             merge_results([tmp_path / name for name in others], tmp_path / "all")

@@ -35,13 +35,14 @@ TEMPLATE = (
 @pytest.mark.parametrize("at", ["output", "heads"])
 def test_numbers_are_those_of_the_prompts_that_reach_a_length(at, query):
     model, rows = tiny("llama").double(), ragged(24)
-    result = probe_variance(model, LENGTHS, prompts=rows, at=at, query=query, layers=None)
-    query_token = make("own", rows=rows, n_prompts=24, tokenizer=None, query=query).query_token
+    queries = {"query": query, "n_queries": 1 if query == "fixed" else None}
+    result = probe_variance(model, LENGTHS, prompts=rows, at=at, layers=None, **queries)
+    query_tokens = make("own", rows=rows, n_prompts=24, tokenizer=None, **queries).query_tokens
     for column, length in enumerate(LENGTHS):
         if query == "free":
             used = [row[:length] for row in rows if len(row) >= length]
         else:
-            used = [[*row[: length - 1], query_token] for row in rows if len(row) >= length - 1]
+            used = [[*row[: length - 1], *query_tokens] for row in rows if len(row) >= length - 1]
         kept = outputs(model, torch.tensor(used))[at]
         found = np.stack([kept[layer] for layer in sorted(kept)], axis=1)
         std = found.reshape(len(used), -1, found.shape[-1]).std(axis=0, ddof=1)

@@ -55,7 +55,7 @@ def test_no_batching_no_other_length_and_no_other_prompt_changes_a_prompt(kind, 
             for n_prompts in (6, 9):
                 other = make(kind, **options, lengths=others, n_prompts=n_prompts)
                 assert torch.equal(other.batch(range(6), length), whole)
-                assert other.query_token == prompts.query_token
+                assert other.query_tokens == prompts.query_tokens
     assert len({tuple(row) for row in whole.tolist()}) == 6
 
 
@@ -73,13 +73,17 @@ def test_prefixes_are_consistent_exactly_where_that_is_said(kind, options):
 def test_a_fixed_query_is_last_and_all_else_is_the_free_prompt(kind, bos):
     free = make(kind, bos_token_id=bos, lengths=(2, 40, 150))
     fixed = make(kind, bos_token_id=bos, lengths=(2, 40, 150), query="fixed")
-    assert free.query_token is None
-    assert fixed.query_token not in SPECIAL
+    assert free.query_tokens == ()
+    assert len(fixed.query_tokens) == 16
+    assert not SPECIAL & set(fixed.query_tokens)
     for length in (2, 40, 150):
         batch = fixed.batch(range(6), length)
         assert torch.equal(batch[:, :-1], free.batch(range(6), length)[:, :-1])
-        assert (batch[:, -1] == fixed.query_token).all()
-    assert len({make(kind, query="fixed", seed=seed).query_token for seed in range(20)}) > 5
+        assert batch[:, -1].tolist() == list(fixed.query_tokens[:6])
+    few = make(kind, bos_token_id=bos, query="fixed", n_queries=4)
+    assert few.query_tokens == fixed.query_tokens[:4]
+    assert few.batch(range(6), 40)[:, -1].tolist() == [few.query_tokens[i % 4] for i in range(6)]
+    assert len({make(kind, query="fixed", seed=seed).query_tokens for seed in range(20)}) == 20
 
 
 @every_variant
@@ -144,9 +148,10 @@ def test_random_prompts_are_those_of_running_sums_over_all_tokens(special, bos, 
     counts[[i for i in special if i < vocab_size]] = 0
     if bos is not None:
         counts[bos] = 0
-    end = [] if query == "free" else [*_draw(counts.cumsum(), 1, numpy_generator(7, "query"))]
+    drawn = _draw(counts.cumsum(), 16, numpy_generator(7, "query"))
     begin = [] if bos is None else [bos]
     for index in range(6):
+        end = [] if query == "free" else [drawn[index]]
         n_own = 150 - len(begin) - len(end)
         own = _draw(counts.cumsum(), n_own, numpy_generator(7, "prompt", index))
         assert prompts.batch([index], 150)[0].tolist() == [*begin, *own, *end]
@@ -258,7 +263,14 @@ def test_a_long_text_is_no_reason_to_warn(caplog):
     ("kind", "options", "line"),
     [
         ("poem", {}, "prompts: got 'poem', accepted: random, unigram, text, dictionary"),
-        ("random", {"query": "last"}, "query: got 'last', accepted: free, fixed"),
+        ("random", {"query": ""}, "query: got '', accepted: free, fixed, the text of one token"),
+        ("random", {"query": "Fixed "}, "query: got 'Fixed '; write 'fixed'"),
+        ("random", {"query": "whales"}, r"query: 'whales' is \d tokens of this model, accepted"),
+        ("random", {"query": "id:310"}, "query: got 'id:310', accepted: id:0 to id:309"),
+        ("random", {"query": "id:x"}, "query: got 'id:x', accepted: id:0 to id:309"),
+        ("random", {"query": "the", "tokenizer": None}, "no tokenizer; use id:NUMBER"),
+        ("random", {"n_queries": 4}, r"n_queries: got 4 with query='free'; use query=\"fixed\""),
+        ("random", {"query": "fixed", "n_queries": 0}, "n_queries: got 0, accepted: 1 to 4096"),
         ("dictionary", {"query": "fixed"}, "dictionary prompts end each in their own; use free"),
         ("random", {"n_prompts": 0}, "n_prompts: got 0, accepted: 1 or more"),
         ("random", {"lengths": ()}, r"lengths: got \[\], accepted: 1 or more$"),

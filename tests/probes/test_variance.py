@@ -27,17 +27,24 @@ def check_columns(result, expected, rtol):
 @pytest.mark.parametrize("family", ["llama", "gemma2", "bloom"])
 def test_every_number_equals_brute_force_on_a_tiny_model(family, at, query):
     model, lengths = tiny(family).double(), (4, 9, 24)
+    queries = {"query": query, "n_queries": 5 if query == "fixed" else None}
     try:
         result = probe_variance(
-            model, lengths, layers=None, at=at, n_prompts=20, query=query, component=3, reference=9
+            model, lengths, layers=None, at=at, n_prompts=20, component=3, reference=9, **queries
         )
-        prompts = make_prompts("random", n_prompts=20, lengths=lengths, vocab_size=97, query=query)
+        prompts = make_prompts("random", n_prompts=20, lengths=lengths, vocab_size=97, **queries)
         x = brute.gather(model, prompts, lengths, at, left_padded=False)
     finally:
         model.float()
     # Eager functions compute their softmax in float32 even then.
-    check_columns(result, brute.statistics(x, 3, 1), rtol=1e-9 if family == "llama" else 1e-3)
+    expected = brute.statistics(x, 3, 1, n_queries=len(prompts.query_tokens))
+    check_columns(result, expected, rtol=1e-9 if family == "llama" else 1e-3)
     assert result.provenance.prompts_hash == prompts.digest()
+    for name in ("total", "within")[: 1 + (query == "fixed")]:
+        std = np.sqrt(expected[f"{name}_variance"])
+        slopes = np.polyfit(np.log(lengths), np.log(std).T, 1)[0]
+        np.testing.assert_allclose(getattr(result, f"slope_{name}"), slopes, rtol=1e-3)
+    np.testing.assert_array_equal(result.slope, result.slope_total)
 
 
 @pytest.fixture(scope="module")
@@ -84,10 +91,13 @@ def test_proposition_1_slope_is_minus_one_half_within_its_interval():
     result = probe_variance(
         no_positions(), "16..1024", at="heads", query="fixed", n_prompts=256, batch_tokens=65536
     )
-    assert ((result.slope_low <= -0.5) & (result.slope_high >= -0.5)).all()
-    assert (np.abs(result.slope + 0.5) < 0.03).all()
+    assert (np.abs(result.slope_within + 0.5) < 0.03).all()
+    expected = fit_decay(result.lengths, [(n - 1) ** 0.5 / n for n in result.lengths]).slope
+    np.testing.assert_allclose(result.slope_uniform, expected)
+    assert (result.slope_within_low <= expected).all()
+    assert (result.slope_within_high >= expected).all()
     assert (result.r2 > 0.98).all()
-    assert "4 are consistent with full dispersion, N^-0.50" in result.reading()
+    assert "of 4 heads, 4 dispersing" in result.reading()
 
 
 @pytest.mark.slow  # the interval's own coverage is in test_intervals
@@ -100,7 +110,8 @@ def test_the_interval_of_a_probe_covers_the_true_slope():
         found = probe_variance(
             model, lengths, at="heads", query="fixed", n_prompts=64, seed=seed, batch_tokens=65536
         )
-        covered += ((found.slope_low <= truth) & (truth <= found.slope_high)).tolist()
+        low, high = found.slope_within_low, found.slope_within_high
+        covered += ((low <= truth) & (truth <= high)).tolist()
     assert len(covered) == 400
     assert 0.92 <= np.mean(covered) <= 0.98, np.mean(covered)
 

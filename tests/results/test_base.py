@@ -17,6 +17,17 @@ COLUMNS = [
     *("layer", "head", "length", "n_prompts"),
     *("component_std", "std_q25", "std_median", "std_q75"),
     *("global_mean", "global_variance", "mean_drift", "vector_drift"),
+    *("total_variance", "total_variance_low", "total_variance_high"),
+    *("within_variance", "within_variance_low", "within_variance_high"),
+    *("between_variance", "between_variance_low", "between_variance_high"),
+    *("step_slope", "step_slope_low", "step_slope_high"),
+]
+SLOPE_COLUMNS = [
+    *("layer", "head", "slope", "slope_low", "slope_high", "r2"),
+    *("slope_total", "slope_total_low", "slope_total_high"),
+    *("slope_within", "slope_within_low", "slope_within_high"),
+    *("slope_features", "slope_features_low", "slope_features_high"),
+    *("slope_uniform", "curvature", "p_curvature", "p_zero", "p_flat", "p_uniform", "label"),
 ]
 
 
@@ -35,9 +46,7 @@ def test_the_frame_has_the_public_columns_and_empty_heads_for_layers(variance_re
     assert len(frame) == 6 * 3
     row = frame[(frame.layer == 1) & (frame["head"] == 2) & (frame.length == 64)]
     assert row.std_median.item() == variance_result.std_median[5, 1]
-    assert list(variance_result.decay_frame().columns) == [
-        *("layer", "head", "slope", "slope_low", "slope_high", "r2")
-    ]
+    assert list(variance_result.decay_frame().columns) == SLOPE_COLUMNS
     whole = dataclasses.replace(variance_result, head=np.full(6, -1))
     assert whole.to_frame()["head"].isna().all()
     assert whole.decay_frame()["head"].isna().all()

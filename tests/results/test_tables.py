@@ -20,7 +20,7 @@ def test_a_wide_place_has_all_lengths_and_a_narrow_one_both_ends():
     lengths = tuple(2**k for k in range(4, 15))
     assert fitting(lengths, None) == list(lengths)
     assert fitting(lengths, 300) == list(lengths)
-    assert fitting(lengths, 80) == [16, 512, 16384]
+    assert fitting(lengths, 88) == [16, 512, 16384]
     assert fitting(lengths, 1) == [16, 16384]
 
 

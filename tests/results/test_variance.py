@@ -7,6 +7,7 @@ import pytest
 from checkout import shown_text as text
 from samples import make_variance_result
 
+from llmprobe import load_result
 from llmprobe.results.base import Result
 from llmprobe.results.series import SeriesResult
 from llmprobe.results.variance import VarianceResult, compare_table
@@ -28,7 +29,10 @@ def test_the_table_has_a_row_for_each_head_with_its_slope_and_interval(variance_
     lines = text(variance_result.table()).splitlines()
     assert lines[1].split()[:5] == ["layer", "head", "16", "64", "256"]
     assert len(lines) == 2 + 6
-    assert lines[2].endswith("-0.50  -0.60 to -0.40  0.90")
+    assert lines[2].endswith("-0.50  -0.60 to -0.40  0.90  dispersing")
+    within = {f"slope_within{end}": np.full(6, -0.3) for end in ("", "_low", "_high")}
+    split = text(dataclasses.replace(variance_result, **within).table()).splitlines()
+    assert split[2].endswith("-0.50  -0.60 to -0.40   -0.30  -0.30 to -0.30  0.90  dispersing")
 
 
 def test_remarks_have_the_share_of_right_answers_before_the_reading(variance_result):
@@ -41,34 +45,94 @@ def test_remarks_have_the_share_of_right_answers_before_the_reading(variance_res
 def test_a_comparison_names_each_result(variance_result):
     shown = text(compare_table([("a", variance_result), ("b", variance_result)]))
     cells = " ".join(shown.splitlines()[2].split())
-    assert cells == "a heads 0..1 16..256 64 6 -0.50 -0.50 -0.50"
+    assert cells == "a heads 0..1 16..256 64 6 total -0.50 -0.50 -0.50"
     unknown = dataclasses.replace(variance_result, slope=np.full(6, np.nan))
     assert text(compare_table([("a", unknown)])).split()[-3:] == ["–"] * 3
 
 
-def test_the_reading_says_what_the_slopes_say():
-    one = make_variance_result(n_heads=1)
-    single = dataclasses.replace(
-        one,
-        **{
-            name: getattr(one, name)[:1]
-            for name in (*VarianceResult.by_length, *VarianceResult.by_series)
-        },
-        layer_type=("full",),
-        **{name: getattr(one, name)[:1] for name in ("layer", "head", "n_prompts", "nonfinite")},
+def only_first(result):
+    """The result with its first series alone."""
+    names = (*VarianceResult.by_length, *VarianceResult.by_series)
+    arrays = (*names, "layer", "head", "n_prompts", "nonfinite")
+    return dataclasses.replace(
+        result, layer_type=("full",), **{name: getattr(result, name)[:1] for name in arrays}
     )
-    assert "changes as N^-0.50 (95 % CI -0.60 to -0.40)" in single.reading()
+
+
+def changed(result, **values):
+    return dataclasses.replace(result, **{name: np.full(6, v) for name, v in values.items()})
+
+
+def as_old(result):
+    """As a folder of an older version opens: without the columns that came later."""
+    there = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
+    for field in dataclasses.fields(result):
+        if "shape" in field.metadata:
+            del there[field.name]
+    return VarianceResult(**there)
+
+
+def test_labels_are_tests_in_their_order():
     many = make_variance_result()
-    assert "6 of 6 heads lose variance from 16 to 256 tokens" in many.reading()
-    flat = dataclasses.replace(many, slope_high=np.full(6, 0.1))
-    assert "0 of 6 heads lose variance" in flat.reading()
-    unknown = dataclasses.replace(many, slope_low=np.full(6, np.nan))
+    assert many.labels().tolist() == ["dispersing"] * 6
+    assert (changed(many, p_uniform=0.02).labels() == "falling").all()  # 6 heads: not below 0.05/6
+    rises = changed(many, p_uniform=1, slope_total=0.5)
+    assert (rises.labels() == "rising").all()
+    assert (changed(many, p_uniform=1, p_flat=1e-4).labels() == "flat").all()
+    assert (changed(many, p_uniform=1, p_zero=0.5).labels() == "undecided").all()
+    # Uniform attention that does not fall either, as through a window, is no sign of dispersion.
+    window = changed(many, slope_uniform=-0.05, p_flat=1e-4)
+    assert (window.labels() == "flat").all()
+    assert many.decay_frame().label.tolist() == ["dispersing"] * 6
+
+
+def test_labels_are_about_the_slope_within_queries_where_there_is_one():
+    many = make_variance_result()
+    assert many.tested == "total"
+    split = changed(many, p_uniform=1, slope_within=0.2, slope_within_low=0.1)
+    assert split.tested == "within"
+    assert (split.labels() == "rising").all()
+    assert "standard deviation over prompts with the same query" in split.reading()
+
+
+def test_the_reading_says_what_the_slopes_say():
+    many = make_variance_result()
+    single = only_first(many)
+    assert "changes as N^-0.50 (95 % CI -0.60 to -0.40)" in single.reading()
+    assert single.reading().endswith(": dispersing; uniform attention would give N^-0.50.")
+    found = many.reading()
+    assert "of 6 heads, 6 dispersing (slope within 0.1 of uniform attention, -0.50);" in found
+    assert "5 %, Holm over heads. Slopes range from -0.50 to -0.50." in found
+    bent = changed(many, curvature=0.1, p_curvature=1e-5)
+    assert "One line does not fit 6 of them: the slope rises with length in 6" in bent.reading()
+    unknown = changed(many, slope_total_low=np.nan)
     assert "no confidence interval" in unknown.reading()
-    steep = dataclasses.replace(many, slope_low=np.full(6, -2.1), slope_high=np.full(6, -1.9))
-    rule = "(lower end of the CI at most -0.4, upper end from -0.6 to -0.3)"
-    assert f" 0 are consistent with full dispersion, N^-0.50 {rule}" in steep.reading()
-    assert f" 6 are consistent with full dispersion, N^-0.50 {rule}" in many.reading()
-    assert "No slope" in dataclasses.replace(unknown, slope=np.full(6, np.nan)).reading()
+    assert "No slope" in changed(many, slope_total=np.nan).reading()
+
+
+def test_a_result_from_before_has_the_slopes_of_features_and_no_labels(tmp_path):
+    old = as_old(make_variance_result())
+    assert old.tested == "features"
+    assert np.isnan(old.slope_total).all()
+    np.testing.assert_array_equal(old.slope_features_high, old.slope_high)
+    assert (old.labels() == "undecided").all()
+    assert old.reading().startswith("6 of 6 heads lose variance from 16 to 256 tokens")
+    assert "label" not in text(old.table())
+    assert text(compare_table([("a", old)])).split()[-4:] == ["features", *["-0.50"] * 3]
+    np.testing.assert_array_equal(load_result(old.save(tmp_path / "x")).slope, old.slope)
+
+
+def test_queries_are_named_wherever_the_result_is_shown(variance_result):
+    assert variance_result.query_tokens == ()
+    assert variance_result.query_text() == ""
+    arguments = {"query_tokens": [[262, "' the'"], [7, ""]]}
+    told = dataclasses.replace(variance_result.provenance, arguments=arguments)
+    named = dataclasses.replace(variance_result, provenance=told)
+    assert named.query_tokens == ((262, "' the'"), (7, ""))
+    assert named.remarks()[0] == "2 query tokens: ' the', id:7"
+    assert named.to_document()["query_tokens"][0] == {"id": 262, "text": "' the'"}
+    forged = dataclasses.replace(told, arguments={"query_tokens": [1, "x"]})
+    assert dataclasses.replace(variance_result, provenance=forged).query_tokens == ()
 
 
 def test_a_document_has_the_rows_and_no_nan(variance_result):

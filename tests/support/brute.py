@@ -1,5 +1,6 @@
 """The probes by brute force: a forward a prompt, everything kept, numpy at the end."""
 
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -47,11 +48,24 @@ def gather(model: Any, prompts: Any, lengths: tuple[int, ...], at: str, *, left_
     return np.stack(found).astype(np.float64)
 
 
-def statistics(x: np.ndarray, component: int, at_reference: int) -> dict[str, np.ndarray]:
+def split(x: np.ndarray, n_queries: int) -> tuple[np.ndarray, np.ndarray]:
+    """Variance in all and within queries, by pairs; all queries have as many prompts of x."""
+    within, across = [], []
+    for i, j in combinations(range(len(x)), 2):
+        (within if i % n_queries == j % n_queries else across).append((x[i] - x[j]) ** 2 / 2)
+    return np.mean(across, axis=0), np.mean(within, axis=0)
+
+
+def statistics(
+    x: np.ndarray, component: int, at_reference: int, *, n_queries: int = 1
+) -> dict[str, np.ndarray]:
     """The columns of the frame, (series, lengths), from x (prompts, lengths, *series, features)."""
     n_prompts, n_lengths, *_, n_features = x.shape
     x = x.reshape(n_prompts, n_lengths, -1, n_features)
-    std = x.std(axis=0, ddof=1)
+    variance, within = x.var(axis=0, ddof=1), np.full(x.shape[1:], np.nan)
+    if n_queries > 1:
+        variance, within = split(x, n_queries)
+    std = np.sqrt(variance)
     mean = x.mean(axis=0)
     global_mean = x.mean(axis=-1).mean(axis=0)
     global_variance = x.var(axis=-1).mean(axis=0)
@@ -66,6 +80,9 @@ def statistics(x: np.ndarray, component: int, at_reference: int) -> dict[str, np
         "global_variance": global_variance,
         "mean_drift": (global_mean - global_mean[at_reference]) / global_variance[at_reference],
         "vector_drift": distance / np.sqrt((std[at_reference] ** 2).sum(axis=-1)),
+        "total_variance": variance.sum(axis=-1),
+        "within_variance": within.sum(axis=-1),
+        "between_variance": (variance - within).sum(axis=-1),
     }
     return {name: values.T for name, values in columns.items()}
 

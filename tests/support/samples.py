@@ -38,15 +38,26 @@ def make_variance_result(
         global_variance=std**2,
         mean_drift=rng.normal(size=shape),
         vector_drift=rng.random(size=shape),
-        slope=np.full(shape[0], -0.5),
-        slope_low=np.full(shape[0], -0.6),
-        slope_high=np.full(shape[0], -0.4),
+        **_slopes(shape[0], -0.5, ("slope", "slope_total", "slope_features")),
         r2=np.full(shape[0], 0.9),
+        total_variance=8 * std**2,
+        slope_uniform=np.full(shape[0], -0.5),
+        curvature=np.zeros(shape[0]),
+        p_curvature=np.full(shape[0], 0.5),
+        p_zero=np.full(shape[0], 1e-6),
+        p_flat=np.ones(shape[0]),
+        p_uniform=np.full(shape[0], 1e-4),
         accuracy=(),
         nonfinite=np.zeros(shape[0], dtype=np.int64),
         features=np.arange(5),
         feature_values=rng.normal(size=(1, len(lengths), 5, 32)).astype(np.float32),
     )
+
+
+def _slopes(n_series: int, slope: float, names: tuple[str, ...]) -> dict[str, np.ndarray]:
+    """Slopes with intervals of ± 0.1."""
+    ends = {"": 0.0, "_low": -0.1, "_high": 0.1}
+    return {name + end: np.full(n_series, slope + x) for name in names for end, x in ends.items()}
 
 
 def make_attention_result(lengths: tuple[int, ...] = (16, 64, 256)) -> AttentionResult:

@@ -73,10 +73,10 @@ def test_captures_equal_plain_hooks(network, stop):
 @every_network
 @pytest.mark.parametrize("at", ["output", "heads"])
 def test_the_variance_of_a_network_equals_brute_force(network, at):
-    options = {"prompts": "random", "query": "fixed", "n_prompts": N_PROMPTS}
+    options = {"prompts": "random", "query": "fixed", "n_queries": 1, "n_prompts": N_PROMPTS}
     result = probe_variance(network, LENGTHS, at=at, component=2, **options)
     prompts = make_prompts(
-        "random", n_prompts=N_PROMPTS, lengths=LENGTHS, vocab_size=VOCAB_SIZE, query="fixed"
+        lengths=LENGTHS, vocab_size=VOCAB_SIZE, kind=options.pop("prompts"), **options
     )
     for column, length in enumerate(LENGTHS):
         alone = [by_hook(network, prompts.batch([i], length))[at] for i in range(N_PROMPTS)]
