@@ -16,6 +16,7 @@ kind="text")`.
 
 import hashlib
 import inspect
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -168,7 +169,7 @@ class Prompts(ABC):
 
 
 class RandomPrompts(Prompts, kind="random"):
-    """Tokens drawn alike from all ordinary ones."""
+    """Tokens drawn alike from all ordinary ones that a text can have."""
 
     needs_tokenizer = False
 
@@ -177,9 +178,11 @@ class RandomPrompts(Prompts, kind="random"):
         super().__init__(material, self._draw)
 
     def _drawing(self, material: Material) -> Draw:
-        n_ordinary = material.vocab_size - len(material.left_out)
+        never = never_produced(material.tokenizer, material.vocab_size)
+        left_out = np.union1d(material.left_out, never)
+        n_ordinary = material.vocab_size - len(left_out)
         _check_ordinary(self.kind, n_ordinary)
-        return partial(_draw_alike, n_ordinary, material.left_out)
+        return partial(_draw_alike, n_ordinary, left_out)
 
     def _body(self, index: int, n_tokens: int) -> Tokens:
         return self._draw(n_tokens, numpy_generator(self._seed, "prompt", index))
@@ -366,6 +369,27 @@ def _draw(bounds: Tokens, n_tokens: int, generator: np.random.Generator) -> Toke
     """Tokens by the running sums of their counts; few are the beginning of many."""
     drawn = generator.integers(bounds[-1], size=n_tokens)
     return np.searchsorted(bounds, drawn, side="right").astype(np.int64)
+
+
+def never_produced(tokenizer: Any, vocab_size: int) -> Tokens:
+    """Tokens that no text is turned into, such as `[PAD151665]`: no training has touched them.
+
+    A token that the tokenizer's model makes of the token's own spelling can be produced. Spellings
+    and not texts are tried: a token may be a part of a character. Bytes stand for what has no
+    other token.
+    """
+    model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+    if type(model).__name__ not in ("BPE", "Unigram"):
+        return np.empty(0, np.int64)
+    never = {i for spelling, i in tokenizer.get_vocab().items() if not _is_made(model, spelling, i)}
+    never |= {*range(vocab_size)} - {*tokenizer.get_vocab().values()}
+    return np.array(sorted(i for i in never if i < vocab_size), np.int64)
+
+
+def _is_made(model: Any, spelling: str, token: int) -> bool:
+    if re.fullmatch("<0x[0-9A-F]{2}>", spelling):
+        return True
+    return [piece.id for piece in model.tokenize(spelling)] == [token]
 
 
 def special_ids(tokenizer: Any) -> set[int]:

@@ -30,7 +30,7 @@ from llmprobe.probes.prompts import OWN, Prompts, PromptSource, check_kind, kind
 from llmprobe.probes.queries import check_query, token_text
 from llmprobe.probes.sweeps import SweepPlan, chunks_agree, plan_sweep, prefixes_agree
 from llmprobe.probes.tallies import Part
-from llmprobe.probes.texts import check_name, read_dataset, read_text
+from llmprobe.probes.texts import check_name, read_dataset, read_text, without_marks
 from llmprobe.results.base import Provenance
 
 BOS = ("auto", "yes", "no")
@@ -169,7 +169,8 @@ def _prepare(loaded: LoadedModel, asked: Request, chunk: int | None) -> Prepared
     wanted = parse_lengths(asked.lengths)
     check_positions(loaded, wanted)
     chosen = choose_layers(attention_layers(loaded.model), asked.layers)
-    text, rows = _read(asked), _rows(asked)
+    given, rows = _read(asked), _rows(asked)
+    text, n_marks = (None, 0) if given is None else without_marks(given)
     n_prompts = min(asked.n_prompts, len(rows)) if rows else asked.n_prompts
     prompt_set = make_prompts(
         asked.kind,
@@ -190,6 +191,8 @@ def _prepare(loaded: LoadedModel, asked: Request, chunk: int | None) -> Prepared
         prompt_set.check_lengths(wanted)
         if len(rows) > n_prompts:
             prompt_set.warnings += (f"the first {n_prompts} of {len(rows)} prompts are used",)
+    if n_marks:
+        prompt_set.warnings += (f"{n_marks:,} marks of WikiText (<unk>, @-@) were left out",)
     _check_different(prompt_set)
     agree = len(wanted) == 1 or (
         prompt_set.prefix_consistent and prefixes_agree(loaded.model, prompt_set, wanted, chosen)

@@ -7,12 +7,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from prompt_sets import LENGTHS, SPECIAL, TEXT, TOKENIZER, TOKENS, make
+from prompt_sets import LENGTHS, SPECIAL, TEXT, TOKENIZER, TOKENIZERS, TOKENS, make, wrap
 from scipy.stats import chisquare
+from tokenizers import Tokenizer, models
 
 from llmprobe.base.seeds import numpy_generator
 from llmprobe.probes import prompts as module
-from llmprobe.probes.prompts import Prompts, _draw
+from llmprobe.probes.prompts import Prompts, _draw, never_produced
 
 FREE = [kind for kind in Prompts.kinds if kind != "dictionary"]
 
@@ -166,6 +167,23 @@ def test_random_prompts_make_no_array_of_all_tokens():
         assert tracemalloc.get_traced_memory()[1] < 2**20
     finally:
         tracemalloc.stop()
+
+
+def test_random_prompts_have_no_token_that_a_text_cannot_have():
+    letters = [*"abcd", "<0x0A>", "ab", "[PAD7]", "abc", "<s>", "<unk>", "é"]
+    vocab = {spelling: at for at, spelling in enumerate(letters)} | {"d ": 12}  # and 11 is missing
+    backend = Tokenizer(models.BPE(vocab, [("a", "b"), ("ab", "c")]))
+    tokenizer = wrap(backend)
+    assert never_produced(tokenizer, 13).tolist() == [6, 8, 9, 11, 12]
+    assert never_produced(tokenizer, 9).tolist() == [6, 8]
+    prompts = make("random", tokenizer=tokenizer, vocab_size=13, lengths=[400])
+    assert set(prompts.batch(range(6), 400).flatten().tolist()) == {0, 1, 2, 3, 4, 5, 7, 10}
+    assert never_produced(None, 13).size == never_produced(SimpleNamespace(), 13).size == 0
+
+
+def test_every_token_of_a_trained_vocabulary_can_be_drawn():
+    for tokenizer in TOKENIZERS.values():
+        assert set(never_produced(tokenizer, len(tokenizer)).tolist()) == SPECIAL
 
 
 def test_random_prompts_need_no_tokenizer():

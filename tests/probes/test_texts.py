@@ -8,8 +8,9 @@ import time
 import datasets
 import pytest
 
+from llmprobe import probe_variance
 from llmprobe.errors import PromptError
-from llmprobe.probes.texts import read_dataset, read_text
+from llmprobe.probes.texts import read_dataset, read_text, without_marks
 
 
 def test_a_text_file_is_read(tmp_path):
@@ -153,3 +154,19 @@ def test_a_link_to_a_device_is_refused(tmp_path):
             read_text(tmp_path / name)
     with pytest.raises(PromptError, match="is a device"):
         read_dataset(str(tmp_path / "x.txt"))
+
+
+def test_marks_of_wikitext_are_left_out_and_counted(tmp_path):
+    text = " The <unk> sold 1 @,@ 000 well @-@ made @.@ things for 2 @.@ 5 a@b.c <unk>s <unks>\n"
+    clean = " The sold 1,000 well-made.things for 2.5 a@b.c s <unks>\n"
+    assert without_marks(text) == (clean, 6)
+    assert without_marks(clean) == (clean, 0)
+    for name, content in {"wiki": text, "clean": clean}.items():
+        (tmp_path / f"{name}.txt").write_text(content * 100)
+    results = [
+        probe_variance("builtin", "4,8", prompts="unigram", text=tmp_path / f"{name}.txt")
+        for name in ("wiki", "clean")
+    ]
+    assert (results[0].slope == results[1].slope).all()
+    note = "600 marks of WikiText (<unk>, @-@) were left out"
+    assert [note in result.warnings for result in results] == [True, False]
