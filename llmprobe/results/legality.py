@@ -374,7 +374,7 @@ class LegalityResult(VariantsResult, kind="legality"):
 def _gap_table(frame: "pd.DataFrame") -> Any:
     from rich.text import Text
 
-    table = titled("slope of log gap over log s; dispersion of a balanced displacement gives −1")
+    table = titled("slope of log gap over log s; dispersion of a balanced displacement gives -1")
     table.add_column("variant", overflow="fold")
     for name in ("slope", "95 % CI", "seeds"):
         table.add_column(name, justify="right", no_wrap=True)

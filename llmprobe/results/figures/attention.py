@@ -19,9 +19,9 @@ from llmprobe.results.figures.style import (
     COLUMN_WIDTH,
     MAX_PANELS,
     by_series,
+    draw_series,
+    last_of,
     length_axis,
-    marker_of,
-    palette,
     prompts_of,
     series_legend,
     styled_axes,
@@ -38,14 +38,15 @@ def draw_dispersion(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     """Effective tokens 1/Σa² of the last query against length; uniform attention has N."""
     with styled_axes(ax, legend=True) as ax:
         series = by_series(frame)
-        for (name, part), color in zip(series.items(), palette(len(series)), strict=False):
-            ax.plot(part.length, part.effective, color=color, marker=marker_of(part), label=name)
+        draw_series(
+            ax, series, "effective", ranks=last_of(series, "effective"), ends=("fewest", "most")
+        )
         lengths = np.array(sorted(set(frame.length)), dtype=float)
         ax.plot(lengths, lengths, color="0.55", lw=1, ls=":", label="uniform: N", zorder=1)
         length_axis(ax, frame.length)
         ax.set_yscale("log", base=2)
         ax.set_ylabel(f"effective tokens 1/Σa²,\nmean over {prompts_of(frame)} prompts")
-        series_legend(ax, len(series))
+        series_legend(ax)
     return ax
 
 
@@ -65,9 +66,7 @@ def draw_rows(frame: pd.DataFrame, *, ax: Any = None) -> NDArray[Any]:
     ) as axes:
         series = by_series(frame)
         for panel, (column, label) in zip(axes, shown.items(), strict=True):
-            for (name, part), color in zip(series.items(), palette(len(series)), strict=False):
-                style = {"color": color, "marker": marker_of(part), "label": name}
-                panel.plot(part.length, part[column], **style)
+            draw_series(panel, series, column, ranks=last_of(series, "entropy_share"))
             length_axis(panel, frame.length, label="length N", n_ticks=3)
             panel.set_ylabel(label)
         for panel in axes[:2]:
@@ -75,7 +74,7 @@ def draw_rows(frame: pd.DataFrame, *, ax: Any = None) -> NDArray[Any]:
         axes[-1].set_yscale("log")
         axes[-1].axhline(1, color="0.55", lw=1, ls=":", label="dispersed above 1", zorder=1)
         axes[0].set_title(f"mean over {prompts_of(frame)} prompts", loc="left")
-        series_legend(axes[-1], len(series))
+        series_legend(axes[-1])
     return axes
 
 

@@ -48,7 +48,7 @@ def draw_context(
         length_axis(ax, frame.length, label=_CONTEXT)
         _mark(ax, frame, trained)
         ax.set_ylabel(f"nats per token,\n{prompts_of(frame)} prompts, 95 % CI")
-        series_legend(ax, 2)
+        series_legend(ax)
     return ax
 
 
@@ -75,7 +75,7 @@ def draw_comparison(frames: Mapping[str, pd.DataFrame], what: str, *, ax: Any = 
             _curve(ax, frame, what, color=color, label=name)
         length_axis(ax, (n for frame in frames.values() for n in frame.length), label=_POSITION)
         ax.set_ylabel(f"{UNITS[what]}, 95 % CI over prompts")
-        series_legend(ax, len(frames))
+        series_legend(ax)
     return ax
 
 

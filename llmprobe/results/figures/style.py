@@ -4,7 +4,7 @@ One style serves a notebook and a paper: colors that the color-blind tell apart,
 of powers of two, the statistic, its axis and the number of prompts in the labels.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import cycle
 from pathlib import Path
@@ -25,7 +25,8 @@ from llmprobe.base.visible import visible
 
 COLUMN_WIDTH = 3.5
 """Inches: one column of a two-column paper."""
-MAX_LABELED = 9
+MAX_LABELED = 10
+"""More series are drawn as a bundle, with three of them named."""
 MAX_PANELS = 8
 _STYLE = {
     "font.size": 8,
@@ -77,27 +78,82 @@ def draw_violins(frame: pd.DataFrame, ax: Axes, *, legend: bool = True) -> None:
 
 
 def series_name(layer: Any, head: Any) -> str:
-    """How a series is called in legends."""
+    """How a series is called in titles."""
     return f"layer {layer}" if pd.isna(head) else f"layer {layer} head {int(head)}"
 
 
 def by_series(frame: pd.DataFrame) -> Mapping[str, pd.DataFrame]:
+    """The rows of each series by its short name for legends: L3 a layer, L3H5 a head of it."""
     groups = frame.groupby(["layer", "head"], dropna=False, sort=False)
-    return {series_name(*key): part for key, part in groups}
+    return {_short_name(*key): part for key, part in groups}
+
+
+def _short_name(layer: Any, head: Any) -> str:
+    return f"L{layer}" if pd.isna(head) else f"L{layer}H{int(head)}"
 
 
 def marker_of(part: pd.DataFrame) -> str | None:
     return "o" if len(part) == 1 else None  # a line of one point would not be seen
 
 
-def series_legend(ax: Axes, n_series: int, *, title: str | None = None) -> None:
-    handles, labels = ax.get_legend_handles_labels()
-    if n_series > MAX_LABELED:  # too many to name: the first, the last, and what is not a series
-        chosen = [0, n_series - 1, *range(n_series, len(labels))]
-        handles, labels = [handles[i] for i in chosen], [labels[i] for i in chosen]
-    # Beside the lines: inside, it would cover some of them.
-    place = {"loc": "upper left", "bbox_to_anchor": (1, 1)}
-    ax.legend(handles, labels, title=title, alignment="left", **place)
+def signed(value: float, form: str = "+.2f") -> str:
+    """A number with the minus that matplotlib writes on axes."""
+    text = f"{value:{form}}"
+    return (text.lstrip("+-") if float(text) == 0 else text).replace("-", "−")
+
+
+def draw_series(
+    ax: Axes,
+    series: Mapping[str, pd.DataFrame],
+    column: str,
+    *,
+    ranks: Sequence[float],
+    ends: tuple[str, str] = ("lowest", "highest"),
+    with_ranks: bool = False,
+    styles: Sequence[Mapping[str, Any]] | None = None,
+) -> None:
+    """A line for each series: a color each if they are few, else a bundle with three named.
+
+    Named are the series with the lowest, the median and the highest of `ranks`, in the words of
+    `ends`; `with_ranks` tells the numbers too.
+    """
+    few = len(series) <= MAX_LABELED
+    colors = palette(len(series)) if few else cycle(["0.6"])
+    faint: dict[str, Any] = {} if few else {"lw": 0.5, "alpha": max(0.15, 6 / len(series))}
+    more: Sequence[Mapping[str, Any]] = [{}] * len(series) if styles is None else styles
+    for (name, part), color, style in zip(series.items(), colors, more, strict=False):
+        how = {"color": color, "marker": marker_of(part), **style, **faint}
+        ax.plot(part.length, part[column], **how, label=name if few else None)
+    if few:
+        return
+    order = [i for i in np.argsort(ranks, kind="stable") if np.isfinite(ranks[i])]
+    if not order:
+        return
+    chosen = {ends[0]: order[0], "median": order[len(order) // 2], ends[1]: order[-1]}
+    for (word, index), color in zip(chosen.items(), palette(3), strict=False):
+        name, part = list(series.items())[index]
+        told = f" ({signed(ranks[index])})" if with_ranks else ""
+        how = {"color": color, "marker": marker_of(part), **more[index]}
+        ax.plot(part.length, part[column], **how, label=f"{word}:\n{name}{told}", zorder=3)
+    ax.plot([], [], color="0.6", lw=0.5, label=f"all {len(series)}")
+
+
+def last_of(series: Mapping[str, pd.DataFrame], column: str) -> list[float]:
+    """The value at the longest length, to rank series by."""
+    return [float(part[column].iloc[-1]) for part in series.values()]
+
+
+def series_legend(ax: Axes, *, title: str | None = None) -> None:
+    """A narrow legend next to the lines: inside, it would cover some of them."""
+    ax.legend(
+        title=title,
+        alignment="left",
+        loc="upper left",
+        bbox_to_anchor=(1, 1),
+        handlelength=1.2,
+        handletextpad=0.5,
+        borderaxespad=0.3,
+    )
 
 
 def length_axis(

@@ -16,16 +16,21 @@ from llmprobe.results.figures.style import (
     COLUMN_WIDTH,
     MAX_LABELED,
     by_series,
+    draw_series,
     draw_violins,
+    last_of,
     length_axis,
-    marker_of,
     palette,
     prompts_of,
     series_legend,
     series_name,
+    signed,
     styled_axes,
 )
 
+_BAR = 0.08
+"""Inches: the width of a color bar."""
+_ENDS = ("lowest", "highest")
 _LINES = {"full": "-", "sliding": "-.", "linear": (0, (1, 1))}
 
 
@@ -46,31 +51,43 @@ def draw_decay(
     """
     with styled_axes(ax, legend=True) as ax:
         series = by_series(frame)
-        kinds = types or ["full"] * len(series)
-        for number, ((name, part), color) in enumerate(
-            zip(series.items(), palette(len(series)), strict=False)
-        ):
-            kind = kinds[number]
-            label = name if kind == "full" else f"{name}, {kind}"
-            label += "" if slopes is None else f" ({slopes[number]:+.2f})"
-            style: dict[str, Any] = {"ls": _LINES[kind], "marker": marker_of(part)}
-            ax.plot(part.length, part.std_median, color=color, label=label, **style)
-            if len(series) <= MAX_LABELED:  # more bands would hide each other
+        kinds, few = types or ["full"] * len(series), len(series) <= MAX_LABELED
+        drawn = {
+            (name if kind == "full" else f"{name}, {kind}")
+            + ("" if slopes is None or not few else f" ({signed(slopes[number])})"): part
+            for number, ((name, part), kind) in enumerate(zip(series.items(), kinds, strict=True))
+        }
+        draw_series(
+            ax,
+            drawn,
+            "std_median",
+            ranks=last_of(series, "std_median") if slopes is None else slopes,
+            ends=_ENDS if slopes is None else _ends(slopes),
+            with_ranks=slopes is not None,
+            styles=[{"ls": _LINES[kind]} for kind in kinds],
+        )
+        if few:  # more bands would hide each other
+            for part, color in zip(series.values(), palette(len(series)), strict=False):
                 low, high = part.std_q25, part.std_q75
                 ax.fill_between(part.length, low, high, color=color, alpha=0.15, lw=0)
-            if component is not None and len(series) <= MAX_LABELED:
-                ax.plot(part.length, part.component_std, color=color, lw=0.8, ls="--")
+                if component is not None:
+                    ax.plot(part.length, part.component_std, color=color, lw=0.8, ls="--")
         _draw_reference_slope(frame, ax)
         length_axis(ax, frame.length)
         ax.set_yscale("log")
-        ax.set_ylabel(f"standard deviation over {prompts_of(frame)} prompts")
-        if component is not None and len(series) <= MAX_LABELED:
+        ax.set_ylabel(f"standard deviation\nover {prompts_of(frame)} prompts")
+        if few and component is not None:
             ax.plot([], [], color="0.3", lw=0.8, ls="--", label=f"feature {component}")
-        if len(series) <= MAX_LABELED:
-            ax.fill_between([], [], color="0.3", alpha=0.15, lw=0, label="quartiles over features")
-        what = "layer" if frame["head"].isna().all() else "layer and head"
-        series_legend(ax, len(series), title=None if slopes is None else f"{what} (slope)")
+        if few:
+            ax.fill_between([], [], color="0.3", alpha=0.15, lw=0, label="quartiles")
+        what = "layer" if frame["head"].isna().all() else "head"
+        series_legend(ax, title=None if slopes is None else f"{what} (slope)")
     return ax
+
+
+def _ends(slopes: Sequence[float]) -> tuple[str, str]:
+    """Words for the lowest and the highest slope."""
+    return "steepest", "rising" if any(slope > 0.05 for slope in slopes) else "flattest"
 
 
 def draw_comparison(frames: Mapping[str, pd.DataFrame], *, ax: Axes | None = None) -> Axes:
@@ -87,9 +104,9 @@ def draw_comparison(frames: Mapping[str, pd.DataFrame], *, ax: Axes | None = Non
         length_axis(ax, joined.length)
         ax.set_yscale("log")
         ax.set_ylabel(
-            f"standard deviation over {prompts_of(joined)} prompts,\nmedian over features"
+            f"standard deviation over {prompts_of(joined)}\nprompts, median over features"
         )
-        series_legend(ax, len(frames))
+        series_legend(ax)
     return ax
 
 
@@ -97,7 +114,8 @@ def draw_slopes(frame: pd.DataFrame, rows: pd.DataFrame, *, ax: Axes | None = No
     """A map of slopes by layer and head.
 
     `frame` is `VarianceResult.decay_frame()`, `rows` its `to_frame()`. White is a head that keeps
-    its variance, orange one that loses it, full at the −1/2 of attention that disperses.
+    its variance, orange one that loses it, full at the −1/2 of attention that disperses. A dot
+    marks slopes whose CI includes 0.
     """
     heads = frame.assign(head=frame["head"].fillna(0)).pivot(
         index="layer", columns="head", values="slope"
@@ -119,6 +137,8 @@ def draw_slopes(frame: pd.DataFrame, rows: pd.DataFrame, *, ax: Axes | None = No
                 "label": f"slope of log std over log N,\n{prompts_of(rows)} prompts, {span}",
                 "extend": "both",
                 "extendfrac": 0.03,
+                "aspect": height / _BAR,
+                "pad": 0.02,
             },
             linewidths=0.3,
             linecolor="0.8",
@@ -126,6 +146,8 @@ def draw_slopes(frame: pd.DataFrame, rows: pd.DataFrame, *, ax: Axes | None = No
         for text in ax.texts:  # seaborn writes in white on middle tones
             background = ax.collections[0].to_rgba(np.array(float(text.get_text())))
             text.set_color("white" if sns.utils.relative_luminance(background) < 0.2 else "black")
+            text.set_text(signed(float(text.get_text()), ".2f"))
+        _mark_uncertain(frame, heads, ax)
         ax.grid(False)
         ax.set_ylabel("layer")
         if frame["head"].notna().any():
@@ -136,13 +158,21 @@ def draw_slopes(frame: pd.DataFrame, rows: pd.DataFrame, *, ax: Axes | None = No
     return ax
 
 
+def _mark_uncertain(frame: pd.DataFrame, heads: pd.DataFrame, ax: Axes) -> None:
+    """A dot in the corner of cells whose CI includes 0, and what it means above the map."""
+    unsure = frame[(frame.slope_low <= 0) & (frame.slope_high >= 0)]
+    x = heads.columns.get_indexer(pd.Index(unsure["head"].fillna(0))) + 0.87
+    y = heads.index.get_indexer(pd.Index(unsure["layer"])) + 0.16
+    ax.scatter(x, y, s=3, color="0.15", lw=0, zorder=3)
+    ax.set_title("dot: 95 % CI includes 0" if len(unsure) else "", loc="left", pad=3)
+
+
 def draw_drift(frame: pd.DataFrame, *, reference: int, ax: Any = None) -> NDArray[Any]:
     """Drift of the global mean, and the global variance, against length (Figure 3)."""
     with styled_axes(ax, n_panels=2, panels=True, width=2 * COLUMN_WIDTH, legend=True) as axes:
         series = by_series(frame)
-        for (name, part), color in zip(series.items(), palette(len(series)), strict=False):
-            axes[0].plot(part.length, part.mean_drift, color=color, label=name)
-            axes[1].plot(part.length, part.global_variance, color=color, label=name)
+        for panel, column in zip(axes, ("mean_drift", "global_variance"), strict=True):
+            draw_series(panel, series, column, ranks=last_of(series, "global_variance"))
         for panel in axes:
             length_axis(panel, frame.length)
         axes[0].axhline(0, color="0.55", lw=0.8, ls=":")
@@ -151,7 +181,7 @@ def draw_drift(frame: pd.DataFrame, *, reference: int, ax: Any = None) -> NDArra
         axes[1].set_ylabel(
             f"global variance (over features),\nmean over {prompts_of(frame)} prompts"
         )
-        series_legend(axes[1], len(series))
+        series_legend(axes[1])
     return axes
 
 

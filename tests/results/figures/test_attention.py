@@ -13,7 +13,7 @@ from llmprobe.results.figures.attention import draw_terms
 def test_dispersion_draws_effective_tokens_and_the_uniform_line():
     result = make_attention_result()
     drawn = {line.get_label(): line.get_ydata() for line in result.plot("dispersion").get_lines()}
-    np.testing.assert_array_equal(drawn["layer 1 head 0"], result.effective[2])
+    np.testing.assert_array_equal(drawn["L1H0"], result.effective[2])
     assert drawn["uniform: N"].tolist() == [16, 64, 256]
 
 

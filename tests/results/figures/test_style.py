@@ -27,10 +27,17 @@ def test_the_first_and_the_last_length_have_their_ticks(n_lengths, n_ticks):
     plt.close(ax.figure)
 
 
-def test_many_series_get_colors_of_their_own():
-    ax = make_variance_result(n_heads=10).plot()
-    drawn = [line for line in ax.get_lines() if str(line.get_label()).startswith("layer")]
-    assert len({line.get_color() for line in drawn}) == 20
+def test_a_few_series_get_colors_of_their_own():
+    ax = make_variance_result(n_heads=5).plot()
+    drawn = [line for line in ax.get_lines() if str(line.get_label()).startswith("L")]
+    assert len({line.get_color() for line in drawn}) == 10
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(-0.5, "−0.50"), (0.25, "+0.25"), (-0.001, "0.00"), (0.0, "0.00")]
+)
+def test_numbers_have_the_minus_of_the_axes(value, shown):
+    assert style.signed(value) == shown
 
 
 def test_a_figure_leaves_a_notebook_interactive(variance_result, monkeypatch):

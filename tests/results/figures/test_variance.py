@@ -15,12 +15,12 @@ def lines(ax):
 def test_decay_draws_every_series_of_the_frame(variance_result):
     ax = variance_result.plot()
     assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
-    line = lines(ax)["layer 1 head 2 (-0.50)"]
+    line = lines(ax)["L1H2 (−0.50)"]
     assert line.get_xdata().tolist() == [16, 64, 256]
     np.testing.assert_array_equal(line.get_ydata(), variance_result.std_median[5])
     assert "64 prompts" in ax.get_ylabel()
     assert "tokens" in ax.get_xlabel()
-    assert ax.get_legend().get_title().get_text() == "layer and head (slope)"
+    assert ax.get_legend().get_title().get_text() == "head (slope)"
 
 
 def test_decay_shows_the_rate_of_dispersion_for_comparison(variance_result):
@@ -32,8 +32,8 @@ def test_decay_shows_the_rate_of_dispersion_for_comparison(variance_result):
 def test_layers_of_other_types_are_kept_apart(variance_result):
     mixed = dataclasses.replace(variance_result, layer_type=("full",) * 3 + ("sliding",) * 3)
     drawn = lines(mixed.plot())
-    assert drawn["layer 0 head 0 (-0.50)"].get_linestyle() == "-"
-    assert drawn["layer 1 head 0, sliding (-0.50)"].get_linestyle() == "-."
+    assert drawn["L0H0 (−0.50)"].get_linestyle() == "-"
+    assert drawn["L1H0, sliding (−0.50)"].get_linestyle() == "-."
 
 
 def test_slopes_drift_and_features_draw_their_own_numbers(variance_result):
@@ -41,11 +41,9 @@ def test_slopes_drift_and_features_draw_their_own_numbers(variance_result):
     np.testing.assert_array_equal(heat.get_array().ravel(), variance_result.slope)
     assert "64 prompts, 16 to 256 tokens" in heat.colorbar.ax.get_ylabel()
     drift, variance = variance_result.plot("drift")
+    np.testing.assert_array_equal(lines(drift)["L0H1"].get_ydata(), variance_result.mean_drift[1])
     np.testing.assert_array_equal(
-        lines(drift)["layer 0 head 1"].get_ydata(), variance_result.mean_drift[1]
-    )
-    np.testing.assert_array_equal(
-        lines(variance)["layer 0 head 1"].get_ydata(), variance_result.global_variance[1]
+        lines(variance)["L0H1"].get_ydata(), variance_result.global_variance[1]
     )
     features = variance_result.plot("features")
     assert [text.get_text() for text in features.get_legend().get_texts()] == list("01234")
@@ -63,3 +61,48 @@ def test_the_map_tells_heads_that_rise_from_those_that_stay_and_its_numbers_can_
     for text, color in zip(ax.texts, colors, strict=True):
         light = sorted(map(relative_luminance, (color, text.get_color())))
         assert (light[1] + 0.05) / (light[0] + 0.05) > 4.5
+
+
+def test_many_series_are_a_bundle_with_three_of_them_named():
+    many = make_variance_result(n_heads=15)
+    slopes = np.linspace(0, -0.5, 30)
+    ax = dataclasses.replace(many, slope=slopes).plot()
+    drawn = lines(ax)
+    assert len([line for line in ax.get_lines() if line.get_color() == "0.6"]) == 31
+    for name, index in {
+        "steepest:\nL1H14 (−0.50)": 29,
+        "median:\nL0H14 (−0.24)": 14,
+        "flattest:\nL0H0 (0.00)": 0,
+    }.items():
+        np.testing.assert_array_equal(drawn[name].get_ydata(), many.std_median[index])
+    rising = dataclasses.replace(many, slope=-slopes).plot()
+    assert "rising:\nL1H14 (+0.50)" in lines(rising)
+    unknown = dataclasses.replace(many, slope=np.full(30, np.nan)).plot()
+    assert "slope −1/2" in lines(unknown)
+
+
+@pytest.mark.parametrize("n_heads", [3, 15, 135])
+def test_a_legend_takes_less_than_a_third_of_a_column(n_heads):
+    ax = make_variance_result(n_heads=n_heads).plot()
+    figure = ax.get_figure()
+    figure.set_size_inches(3.5, 3.5 * figure.get_figheight() / figure.get_figwidth())
+    figure.draw_without_rendering()
+    box = ax.get_legend().get_window_extent()
+    assert box.width < figure.bbox.width / 3
+    assert box.x1 <= figure.bbox.width
+    label = ax.yaxis.label.get_window_extent()
+    assert label.y0 >= 0
+    assert label.y1 <= figure.bbox.height
+
+
+def test_the_map_marks_slopes_whose_interval_includes_zero():
+    result = make_variance_result()
+    high = np.array([-0.4, 0.1, -0.4, -0.4, -0.4, 0.0])
+    ax = dataclasses.replace(result, slope_high=high).plot("heads")
+    places = np.floor(ax.collections[-1].get_offsets()).astype(int).tolist()
+    assert places == [[1, 0], [2, 1]]
+    assert ax.get_title(loc="left") == "dot: 95 % CI includes 0"
+    assert result.plot("heads").get_title(loc="left") == ""
+    bar = ax.collections[0].colorbar.ax
+    ax.get_figure().draw_without_rendering()
+    assert bar.get_window_extent().width < 0.1 * ax.get_figure().dpi
