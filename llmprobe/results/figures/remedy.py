@@ -74,7 +74,7 @@ def draw_lengths(frame: pd.DataFrame, *, trained: int, ax: Axes | None = None) -
         ax.set_ylabel(
             f"change of the loss (nats),\nbest dose, {prompts_of(frame)} prompts, 95 % CI"
         )
-        series_legend(ax, len(names))
+        series_legend(ax)
     return ax
 
 
@@ -105,5 +105,5 @@ def draw_slopes(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
         ax.axhline(0, color="0.55", lw=1, ls=":", zorder=1)
         ax.set_xlabel("slope of a head's variance, untreated")
         ax.set_ylabel("treated, 95 % CI")
-        series_legend(ax, 1)
+        series_legend(ax)
     return ax
