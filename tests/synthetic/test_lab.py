@@ -45,7 +45,9 @@ def test_the_numbers_are_those_of_training_and_evaluation_alone(run):
 @pytest.mark.parametrize("variant", ["baseline", *PARTS])
 def test_every_variant_trains_and_is_measured(variant):
     options = SMALL | {"steps": 3, "seeds": 1, "lengths": [16], "sets": 8}
-    result = train_synthetic("dictionary", variant, heads=2, **options)
+    options["heads"] = 1 if variant == "outproj" else 2
+    variant = f"residual+{variant}" if variant.startswith("postnorm") else variant
+    result = train_synthetic("dictionary", variant, **options)
     assert np.isfinite(result.accuracy).all()
     assert result.variants == (variant,)
 
