@@ -75,6 +75,22 @@ def fit_trends(
     return columns, [*reasons, *_heavy_tails(slopes[tested], len(sizes), groups.are_queries)]
 
 
+def fit_sides(lengths: tuple[int, ...], groups: GroupMoments, edge: int) -> list[Jackknifed]:
+    """Slopes of the total std up to an edge and beyond it; none unless both have two lengths."""
+    n = np.asarray(lengths)
+    sides = [np.flatnonzero(n <= edge), np.flatnonzero(n > edge)]
+    if min(map(len, sides)) < 2:
+        return []
+    whole, parts = (
+        log_positive(over_features(x.total)) / 2 for x in (groups.split(), groups.split_without())
+    )
+    lines = [line_weights(n[side].tolist()) for side in sides]
+    return [
+        jackknife(whole[..., side] @ line, parts[..., side] @ line, groups.sizes)
+        for side, line in zip(sides, lines, strict=True)
+    ]
+
+
 def _with_ends(name: str, found: Jackknifed) -> Columns:
     return {name + end: x for end, x in zip(ENDS, (found.value, *found.ends()), strict=True)}
 

@@ -21,9 +21,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from llmprobe.base.components import GroupMoments
 from llmprobe.base.moments import Groups, Moments
 from llmprobe.base.progress import Progress
-from llmprobe.base.trends import fit_trends
+from llmprobe.base.trends import fit_sides, fit_trends
 from llmprobe.capture.discovery import AttentionLayer, LayerChoice, attention_layers
 from llmprobe.capture.loading import AnyModel, LoadedModel
 from llmprobe.capture.outputs import AT, capture_attention
@@ -269,6 +270,7 @@ class VarianceProbe(Probe):
             trends, reasons = fit_trends(lengths, groups, uniform)
             row |= trends
             reasons += rounded(evidence, mean, std)
+            reasons += _each_side(layer, lengths, groups)
             notes += [f"layer {layer.layer}: {reason}" for reason in reasons]
             row["n_prompts"] = count.max(axis=-1)
             nonfinite = by_series(total, "nonfinite", heads)
@@ -369,6 +371,27 @@ def _feature_values(evidence: Evidence, heads: bool) -> NDArray[np.float32]:
         if len(kept) >= _KEPT_SERIES:
             break
     return np.stack(kept[:_KEPT_SERIES]).astype(np.float32)
+
+
+def _each_side(
+    layer: AttentionLayer, lengths: tuple[int, ...], groups: GroupMoments
+) -> Iterator[str]:
+    """The slopes up to the window of a layer and beyond it: one line would mix two regimes."""
+    sides = [] if layer.window is None else fit_sides(lengths, groups, layer.window)
+    told = []
+    for where, slope in zip(("up to", "beyond"), sides, strict=False):
+        known = slope.value[np.isfinite(slope.value)]
+        if len(known) == 0:
+            return
+        low, high = (float(end[0]) for end in slope.ends())
+        spread = (
+            f"median of {len(known)}" if len(known) > 1 else f"95 % CI {low:+.2f} to {high:+.2f}"
+        )
+        told.append(
+            f"{np.median(known):+.2f} ({spread}) {where} the window of {layer.window} tokens"
+        )
+    if told:
+        yield f"slope {', '.join(told)}"
 
 
 def _uniform_variance(

@@ -9,6 +9,7 @@ from llmprobe.base.trends import (
     SLOPES,
     TESTS,
     curvature_weights,
+    fit_sides,
     fit_trends,
     line_weights,
     step_slopes,
@@ -59,6 +60,22 @@ def test_slopes_are_those_of_plain_fits():
     for name in SLOPES[:2]:
         low, middle, high = (columns[name + end] for end in ("_low", "", "_high"))
         assert ((low < middle) & (middle < high)).all()
+
+
+def test_the_sides_of_an_edge_have_slopes_of_their_own():
+    x = simulate(np.random.default_rng(1), -0.4)
+    groups = groups_of(x)
+    for n_before, edge in ((2, 32), (2, 63), (3, 64)):
+        log_total = np.log(x.var(axis=0, ddof=1).sum(axis=-1)) / 2
+        for found, side in zip(
+            fit_sides(LENGTHS, groups, edge), (slice(n_before), slice(n_before, None)), strict=True
+        ):
+            plain = np.polyfit(np.log(LENGTHS[side]), log_total[:, side].T, 1)[0]
+            np.testing.assert_allclose(found.value, plain)
+            low, high = found.ends()
+            assert ((low < found.value) & (found.value < high)).all()
+    for edge in (8, 16, 128, 999):
+        assert fit_sides(LENGTHS, groups, edge) == []
 
 
 def test_weights_find_a_line_and_a_parabola_exactly():

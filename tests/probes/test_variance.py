@@ -1,6 +1,7 @@
 """The variance probe equals brute force, and finds the law that Proposition 1 promises."""
 
 import random
+import re
 
 import brute
 import numpy as np
@@ -143,6 +144,19 @@ def test_features_that_vary_less_than_they_are_rounded_are_told(dtype, warned):
     assert len(told) == warned
     assert not warned or "layer 0: from" in told[0]
     assert all(note in result.to_document()["warnings"] for note in told)
+
+
+def test_layers_with_a_window_have_a_slope_on_each_side_of_it():
+    model = tiny("gemma2")  # layer 0 sees 4 tokens
+    result = probe_variance(model, "2,4,8,16,32", layers=None, n_prompts=32)
+    [note] = [note for note in result.warnings if "the window of" in note]
+    assert note.startswith("layer 0: slope ")
+    ends = [probe_variance(model, lengths, n_prompts=32).slope[0] for lengths in ("2,4", "8,16,32")]
+    found = [float(x) for x in re.findall(r"([+-]\d\.\d\d) \(95 % CI", note)]
+    np.testing.assert_allclose(found, ends, atol=0.006)
+    heads = probe_variance(model, "2,4,8,16", at="heads", n_prompts=32).warnings
+    assert any("(median of 4) beyond the window of 4 tokens" in note for note in heads)
+    assert not any("the window of" in n for n in probe_variance(model, "2,4,8").warnings)
 
 
 def test_a_reference_beyond_training_is_told():
