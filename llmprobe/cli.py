@@ -19,6 +19,7 @@ import typer
 from typer.core import TyperCommand
 
 import llmprobe
+from llmprobe.commands.ablation import ablate
 from llmprobe.commands.listing import ls
 from llmprobe.commands.options import FLAG, OUTPUT_PANEL, Json
 from llmprobe.commands.probes import attention, check, loss, variance
@@ -81,6 +82,7 @@ _COMMANDS: dict[str, dict[Callable[..., None], str]] = {
         variance: "llmprobe variance meta-llama/Llama-3.2-1B --lengths 16..16384",
         attention: "llmprobe attention builtin --layers all --lengths 16..512",
         loss: "llmprobe loss builtin --lengths 16..1024 --same-targets 8",
+        ablate: "llmprobe ablate builtin --heads each --lengths 16..256",
         remedy: "llmprobe remedy builtin --remedies logn,temperature --lengths 64..1024",
         check: "llmprobe check meta-llama/Llama-3.2-1B",
     },

@@ -9,6 +9,7 @@ import tracemalloc
 import pytest
 from legal_samples import make_legality_result
 from samples import (
+    make_ablation_result,
     make_loss_result,
     make_remedy_result,
     make_synthetic_result,
@@ -23,6 +24,7 @@ MAKE = {
     "variance": make_variance_result,
     "attention": lambda: probe_attention("builtin", "4..16", n_prompts=4),
     "loss": make_loss_result,
+    "ablation": make_ablation_result,
     "remedy": make_remedy_result,
     "synthetic": make_synthetic_result,
     "legality": make_legality_result,

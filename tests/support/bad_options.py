@@ -33,6 +33,7 @@ RIGHT: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "variance": (("builtin",), PROBE),
     "attention": (("builtin",), PROBE),
     "loss": (("builtin",), (*PROBE, "--text", "builtin")),
+    "ablate": (("builtin",), (*PROBE, "--text", "builtin", "--heads", "0.0")),
     "remedy": (("builtin",), (*PROBE, "--text", "builtin", "--remedies", "logn", "--doses", "1")),
     "check": (("builtin",), ("--length", "8")),
     "train-synthetic": ((), (*TRAIN, "--output", "{}/out")),
@@ -238,6 +239,9 @@ BAD_BY_NAME: dict[str, dict[str, str]] = {
     },
     "report folders": FOLDER,
     "remedy prompts": {"pie": "random, unigram, text, dictionary"},
+    "ablate prompts": {"pie": "random, unigram, text, dictionary"},
+    "ablate heads": {"pie": "LAYER.HEAD", "0.x": "LAYER.HEAD"},
+    "ablate variance": {"{}/run": "leave one of them out"},
     "remedy heads": {
         "first": "all, dispersing, or LAYER.HEAD",
         "9.0": "heads of layers 0",
@@ -281,6 +285,11 @@ TOGETHER: dict[str, list[tuple[str, str]]] = {
         ("--output {}/link", "cannot be written"),
     ],
     "attention": [("--at heads", "No such option"), ("--chunk 8", "No such option")],
+    "ablate": [
+        ("--heads labels", "give --variance FOLDER"),
+        ("--heads 0.9", "got 0.9"),
+        ("--variance {}/run", "leave one of them out"),
+    ],
     "remedy": [
         ("--remedies restore", "restore needs one"),
         ("--heads dispersing", "needs one"),

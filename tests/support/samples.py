@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from llmprobe.results.ablation import AblationResult
 from llmprobe.results.accuracy import SyntheticResult
 from llmprobe.results.attention import AttentionResult
 from llmprobe.results.base import Provenance, Result
@@ -132,6 +133,33 @@ def _terms() -> dict[str, Any]:
         for name, values in slopes.items()
         for end, shift in ends.items()
     }
+
+
+def make_ablation_result() -> AblationResult:
+    lengths = (16, 64, 256)
+    change = np.array([[0.01, 0.05, 0.2], [0.0, 0.01, 0.02], [0.0, 0.0, -0.001]])
+    versus = np.where(np.arange(3)[:, None] == 0, change - 0.01, np.nan)
+    return AblationResult(
+        provenance=_provenance(lengths, prompts="text"),
+        warnings=(),
+        lengths=lengths,
+        context_length=256,
+        classes=("dispersing", "dispersing, random 1", "flat"),
+        heads=("0.0,0.1", "0.2,0.4", "1.0"),
+        control_of=(-1, 0, -1),
+        n_prompts=np.full(3, 8),
+        n_tokens=np.array([15, 48, 192]),
+        baseline=np.array([4.0, 3.5, 3.2]),
+        baseline_low=np.array([3.9, 3.4, 3.1]),
+        baseline_high=np.array([4.1, 3.6, 3.3]),
+        change=change,
+        change_low=change - 0.005,
+        change_high=change + 0.005,
+        p=np.array([[0.1, 0.001, 0.001], [0.5, 0.5, 0.5], [0.9, 0.9, 0.7]]),
+        versus_random=versus,
+        versus_random_low=versus - 0.01,
+        versus_random_high=versus + 0.01,
+    )
 
 
 def make_remedy_result(lengths: tuple[int, ...] = (16, 64, 256)) -> RemedyResult:

@@ -1,0 +1,63 @@
+"""`ablate`: which heads matter as prompts get longer."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from llmprobe.commands.options import (
+    MODEL,
+    OUTPUT,
+    PATH,
+    SWEEP,
+    TEXT_PROMPTS,
+    Chunk,
+    NPrompts,
+    with_options,
+    without,
+)
+from llmprobe.commands.running import run_probe
+
+_PANEL: dict[str, Any] = {"rich_help_panel": "Heads"}
+
+Heads = Annotated[
+    str,
+    typer.Option(
+        metavar="HEADS",
+        help="labels: the classes of --variance (dispersing, falling, flat, rising); each: every "
+        "head by itself; or LAYER.HEAD such as 0.3,2.1.",
+        **_PANEL,
+    ),
+]
+Variance = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Result of llmprobe variance --at heads.", **PATH, **_PANEL),
+]
+NControls = Annotated[
+    int,
+    typer.Option(
+        metavar="N", help="Random classes of equal size and the same layers, per class.", **_PANEL
+    ),
+]
+
+
+@with_options(
+    MODEL, {**TEXT_PROMPTS, "n_prompts": (NPrompts, 16)}, without("layers", SWEEP), OUTPUT
+)
+def ablate(
+    heads: Heads = "labels",
+    variance: Variance = None,
+    n_controls: NControls = 1,
+    chunk: Chunk = None,
+    **shared: Any,
+) -> None:
+    """Which heads matter at length: the loss without classes of heads, next to random heads."""
+    from llmprobe.probes.ablation import AblationProbe, AblationRequest
+
+    own: dict[str, Any] = {
+        "heads": heads,
+        "variance": variance,
+        "n_controls": n_controls,
+        "chunk": chunk,
+    }
+    run_probe(AblationProbe, AblationRequest, **own, **shared)

@@ -1,0 +1,344 @@
+"""Which heads matter as prompts get longer: the loss without them, next to random heads.
+
+    result = probe_ablation("builtin", "16..256", heads={"early": {0: [0, 1]}, "late": "4.0,4.1"})
+    result = probe_ablation(model, "16..2048", variance="runs/variance-heads")   # by label
+    result.to_frame(), result.reading(), result.plot()
+
+The outputs of a class of heads are replaced by their mean over tokens of the first few prompts, in
+the same prompts that are scored without it, so changes of the loss are paired over prompts. Each
+class has a control: as many heads of the same layers, drawn from the others.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeAlias, Unpack
+
+import numpy as np
+from torch import Tensor, nn
+
+from llmprobe.base.intervals import Estimate, estimate, paired_p
+from llmprobe.base.progress import Progress
+from llmprobe.base.seeds import numpy_generator
+from llmprobe.capture.discovery import AttentionLayer, LayerChoice
+from llmprobe.capture.editing import edit_attention
+from llmprobe.capture.edits import ablate
+from llmprobe.capture.loading import AnyModel, LoadedModel
+from llmprobe.capture.losses import check_head, token_losses
+from llmprobe.capture.outputs import capture_attention
+from llmprobe.errors import CaptureError
+from llmprobe.probes.by_prompt import PromptTally, joined
+from llmprobe.probes.loss import LossRequest, between, in_one_pass, n_between, sum_up_to
+from llmprobe.probes.probe import LoadOptions, Probe, start
+from llmprobe.probes.prompts import PromptSource
+from llmprobe.probes.remedy_request import parse_heads
+from llmprobe.probes.request import DEFAULT_LENGTHS, check_count, prepare
+from llmprobe.probes.summaries import NOTHING_FINITE, few_prompts
+from llmprobe.probes.sweeps import SweepPlan, chunks_agree
+from llmprobe.probes.tallies import Evidence
+from llmprobe.results.ablation import AblationResult
+from llmprobe.results.base import Also, Result
+from llmprobe.results.opening import load_result
+from llmprobe.results.variance import VarianceResult
+
+Heads: TypeAlias = Mapping[int, Sequence[int]]
+"""Heads by the number of their layer."""
+_MEAN_PROMPTS = 4
+"""Prompts whose tokens give the mean output of each head."""
+
+
+def probe_ablation(
+    model: AnyModel = "builtin",
+    lengths: str | int | Sequence[int] = DEFAULT_LENGTHS,
+    *,
+    heads: str | Mapping[str, str | Heads] = "labels",
+    variance: str | Path | None = None,
+    n_controls: int = 1,
+    prompts: PromptSource = "text",
+    field: str | None = None,
+    chat_template: bool = False,
+    text: str | Path | None = None,
+    dataset: str | None = None,
+    n_prompts: int = 16,
+    bos: str = "auto",
+    seed: int = 0,
+    batch_tokens: int | None = None,
+    chunk: int | None = None,
+    tokenizer: Any = None,
+    output: str | Path | None = None,
+    overwrite: bool = False,
+    progress: Progress = False,
+    **load: Unpack[LoadOptions],
+) -> AblationResult:
+    """Probe how the loss changes, by position, without classes of heads.
+
+    `heads`: "labels", the classes of the variance result in the folder `variance` (dispersing,
+    falling, flat, rising); "each", every head by itself; LAYER.HEAD, such as "0.3,2.1"; or classes
+    by name. `n_controls`: random classes of equal size and the same layers, for each class. The
+    other arguments are those of `probe_loss`.
+    """
+    asked = AblationRequest(
+        lengths=lengths,
+        heads=heads,
+        variance=variance,
+        n_controls=n_controls,
+        prompts=prompts,
+        field=field,
+        chat_template=chat_template,
+        text=text,
+        dataset=dataset,
+        n_prompts=n_prompts,
+        bos=bos,
+        seed=seed,
+        batch_tokens=batch_tokens,
+        chunk=chunk,
+    )
+    run = start(
+        AblationProbe, model, asked, tokenizer=tokenizer, output=output, overwrite=overwrite, **load
+    )
+    result: AblationResult = run.execute(progress)
+    return result
+
+
+@dataclass(frozen=True)
+class HeadClass:
+    """Heads that are ablated together."""
+
+    name: str
+    heads: dict[int, tuple[int, ...]]
+    control_of: int = -1
+    """The number of the class that this one is a control of; −1 for a class of its own."""
+
+    def __str__(self) -> str:
+        return ",".join(f"{layer}.{head}" for layer, some in self.heads.items() for head in some)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AblationRequest(LossRequest):
+    """The arguments of `probe_ablation` that decide its numbers."""
+
+    layers: LayerChoice = "all"
+    n_prompts: int = 16
+    heads: str | Mapping[str, str | Heads] = "labels"
+    variance: str | Path | None = None
+    n_controls: int = 1
+
+    def check(self) -> tuple[int, ...]:
+        wanted = super().check()
+        check_count("n_controls", self.n_controls, least=0)
+        if self.n_prompts < _MEAN_PROMPTS:
+            raise ValueError(
+                f"n_prompts: got {self.n_prompts}, accepted: {_MEAN_PROMPTS} or more, as their "
+                "mean outputs take the place of heads"
+            )
+        if self.heads == "labels" and self.variance is None:
+            raise ValueError(
+                'heads: got "labels", but no variance result; give variance=FOLDER of a result '
+                'with at="heads", or heads="each", or LAYER.HEAD such as "0.3,2.1"'
+            )
+        if self.heads != "labels" and self.variance is not None:
+            raise ValueError('variance: it is used by heads="labels" alone; leave one of them out')
+        self.named()
+        return wanted
+
+    def named(self) -> dict[str, Heads] | None:
+        """Classes that are known without the model; None for every head by itself."""
+        if self.heads == "each":
+            return None
+        if self.heads == "labels":
+            assert self.variance is not None
+            return labeled_heads(Path(self.variance))
+        given = {self.heads: self.heads} if isinstance(self.heads, str) else self.heads
+        found = {
+            str(name): parse_heads(some) if isinstance(some, str) else some
+            for name, some in given.items()
+        }
+        if not found or not all(any(some.values()) for some in found.values()):
+            raise ValueError("heads: got a class without heads; name at least one in each")
+        return found
+
+    def planned(self, plan: SweepPlan) -> SweepPlan:
+        named = self.named()
+        n_runs = 1 + (1 + self.n_controls) * len(named) if named is not None else 2
+        return replace(plan, flops=n_runs * plan.flops, seconds=n_runs * plan.seconds)
+
+    def record(self, lengths: tuple[int, ...], layers: Sequence[AttentionLayer]) -> dict[str, Any]:
+        more: dict[str, Any] = {"heads": self.heads if isinstance(self.heads, str) else "classes"}
+        if layers:  # else the model is not there yet, which has the heads
+            classes = make_classes(self, layers)
+            more["classes"] = {one.name: str(one) for one in classes}
+            more["controls"] = [one.control_of for one in classes]
+        return super().record(lengths, layers) | more
+
+
+def labeled_heads(folder: Path) -> dict[str, Heads]:
+    """The heads of a variance result by their label; undecided ones are no class."""
+    result = load_result(folder)
+    if not isinstance(result, VarianceResult) or result.at != "heads":
+        raise ValueError(
+            f'variance: {folder.name} is no variance result of heads; make one with at="heads"'
+        )
+    found: dict[str, dict[int, list[int]]] = {}
+    for layer, head, label in zip(result.layer, result.head, result.labels(), strict=True):
+        if label and label != "undecided":
+            found.setdefault(str(label), {}).setdefault(int(layer), []).append(int(head))
+    if not found:
+        raise ValueError(f"variance: {folder.name} has no head with a label; use more prompts")
+    return dict(found)
+
+
+def make_classes(asked: AblationRequest, layers: Sequence[AttentionLayer]) -> list[HeadClass]:
+    """The classes of a request, each followed by its controls."""
+    sizes = {layer.layer: layer.n_heads for layer in layers}
+    named = asked.named()
+    if named is None:
+        return [HeadClass(f"{n}.{h}", {n: (h,)}) for n in sizes for h in range(sizes[n])]
+    classes: list[HeadClass] = []
+    for name, some in named.items():
+        for number, heads in some.items():
+            wrong = [head for head in heads if not 0 <= head < sizes.get(number, 0)]
+            if wrong:
+                raise ValueError(
+                    f"heads: got {number}.{wrong[0]}, accepted: layers {min(sizes)} to "
+                    f"{max(sizes)} with {sizes[min(sizes)]} heads"
+                )
+        chosen = {n: tuple(sorted(set(heads))) for n, heads in sorted(some.items()) if heads}
+        number = len(classes)
+        classes.append(HeadClass(name, chosen))
+        for control in range(asked.n_controls):
+            generator = numpy_generator(asked.seed, "control", name, control)
+            classes.append(
+                HeadClass(
+                    f"{name}, random {control + 1}",
+                    {n: _others(own, sizes[n], generator) for n, own in chosen.items()},
+                    control_of=number,
+                )
+            )
+    return classes
+
+
+def _others(own: tuple[int, ...], n_heads: int, generator: np.random.Generator) -> tuple[int, ...]:
+    """As many heads of a layer, of the others as far as there are enough."""
+    others = [head for head in range(n_heads) if head not in own]
+    first = generator.permutation(others)[: len(own)].tolist()
+    rest = generator.permutation(own)[: len(own) - len(first)].tolist()
+    return tuple(sorted(int(head) for head in [*first, *rest]))
+
+
+class AblationTally(PromptTally):
+    """Of every prompt: nats up to each length, with all heads and without each class."""
+
+    kind = AblationResult.kind
+
+
+class AblationProbe(Probe):
+    """Losses of the same prompts, with all heads and without each class."""
+
+    tally = AblationTally
+
+    def __init__(self, loaded: LoadedModel, asked: AblationRequest) -> None:
+        self.ready = ready = in_one_pass(prepare(loaded, asked, chunk=asked.chunk))
+        check_head(ready.model, ready.prompts.batch([0], max(ready.lengths)))
+        self.classes = make_classes(asked, ready.layers)
+        n_runs = 1 + len(self.classes)
+        plan = replace(
+            ready.plan, flops=n_runs * ready.plan.flops, seconds=n_runs * ready.plan.seconds
+        )
+        self.ready = replace(ready, plan=plan)
+        self.means = cache(self._means)
+        self.may_chunk = cache(  # type: ignore[method-assign]  # asked once: it runs a few tokens
+            lambda: chunks_agree(ready.model, ready.prompts, ready.layers)
+        )
+
+    def _means(self) -> dict[int, Tensor]:
+        """The mean output of each head (heads, size) over the tokens of the first prompts."""
+        ready, length = self.ready, max(self.ready.lengths)
+        sums: dict[int, Tensor] = {}
+        counts: dict[int, int] = {}
+
+        def add(layer: int, x: Tensor) -> None:
+            sums[layer] = sums.get(layer, 0) + x.double().sum(dim=(0, 1))
+            counts[layer] = counts.get(layer, 0) + x.shape[0] * x.shape[1]
+
+        for index in range(_MEAN_PROMPTS):  # the same when prompts are added
+            with capture_attention(ready.model, ready.numbers, at="heads", into=add):
+                tokens = ready.prompts.batch([index], length)
+                token_losses(ready.model, tokens, chunk=ready.plan.chunk)
+        return {layer: (total / counts[layer]).float() for layer, total in sums.items()}
+
+    def forward(
+        self, model: nn.Module, tokens: Tensor, positions: Any, chunk: int | None, observe: Any
+    ) -> list[Mapping[int, Any]]:
+        """Losses of all tokens by number of class, from 1; 0 is with all heads."""
+        edit = ablate(self.means())
+        found = {0: token_losses(model, tokens, chunk=chunk)}
+        for number, one in enumerate(self.classes, start=1):
+            with edit_attention(model, heads=one.heads, outputs=edit):
+                found[number] = token_losses(model, tokens, chunk=chunk)
+        return [found]
+
+    def take(
+        self, tally: AblationTally, prompts: list[int], parts: Sequence[Mapping[int, Tensor]]
+    ) -> None:
+        every = [parts[0][number] for number in range(1 + len(self.classes))]
+        nats = np.stack([sum_up_to(x, self.ready.lengths) for x in every], axis=-1)
+        tally.put("nats", nats, prompts)
+
+    @classmethod
+    def summarize(cls, evidence: Evidence) -> AblationResult:
+        arguments, lengths = evidence.provenance.arguments, evidence.lengths
+        nats = between(joined(list(evidence.tallies.values()), "nats"))
+        nats = nats / n_between(lengths)[:, None]
+        if not np.isfinite(nats).any():
+            raise CaptureError(NOTHING_FINITE)
+        before, changes = nats[..., 0], nats[..., 1:] - nats[..., :1]
+        controls = [int(n) for n in arguments["controls"]]
+        versus = np.full_like(changes, np.nan)
+        for number, of in enumerate(controls):
+            drawn = [n for n, other in enumerate(controls) if other == number]
+            if of < 0 and drawn:
+                versus[..., number] = changes[..., number] - changes[..., drawn].mean(axis=-1)
+        columns = _columns("baseline", before[..., None])
+        columns = {name: x[0] for name, x in columns.items()}
+        columns |= _columns("change", changes) | _columns("versus_random", versus)
+        p = [[paired_p(estimate(x)) for x in one.T] for one in np.moveaxis(changes, -1, 0)]
+        classes = arguments["classes"]
+        return AblationResult(
+            provenance=evidence.provenance,
+            warnings=(*few_prompts(evidence), *evidence.warnings),
+            lengths=lengths,
+            context_length=evidence.context_length,
+            classes=tuple(classes),
+            heads=tuple(classes.values()),
+            control_of=tuple(controls),
+            n_prompts=np.isfinite(before).sum(axis=0),
+            n_tokens=n_between(lengths),
+            p=np.array(p),
+            **columns,
+        )
+
+    @classmethod
+    def join(cls, folders: Sequence[Path]) -> tuple[Result, Also]:
+        every = [Evidence.read(folder, cls.tally) for folder in folders]
+        if len({(one.lengths, str(one.provenance.arguments["classes"])) for one in every}) > 1:
+            raise ValueError(
+                "merge: got results of different lengths or classes; accepted: the same, other "
+                "seeds with n_controls=0, as controls are drawn by the seed"
+            )
+        return super().join(folders)
+
+
+join = AblationProbe.join
+
+
+def _columns(name: str, values: Any) -> dict[str, Any]:
+    """NAME, NAME_low and NAME_high of values (prompts, lengths, classes): (classes, lengths)."""
+    every: list[list[Estimate]] = [
+        [estimate(x) for x in one.T] for one in np.moveaxis(values, -1, 0)
+    ]
+    ends = {"": "mean", "_low": "low", "_high": "high"}
+    return {
+        f"{name}{end}": np.array([[getattr(x, what) for x in row] for row in every])
+        for end, what in ends.items()
+    }

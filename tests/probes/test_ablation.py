@@ -1,0 +1,137 @@
+"""Without a class of heads: the change that plain hooks show, paired, by position."""
+
+import numpy as np
+import pytest
+import torch
+
+from llmprobe import capture_attention, load_model, probe_ablation, probe_variance
+from llmprobe.probes.ablation import AblationRequest, make_classes
+
+LENGTHS = (8, 16, 32)
+SMALL = {"n_prompts": 4, "n_controls": 1}
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    return load_model("builtin")
+
+
+@pytest.fixture(scope="module")
+def result(loaded):
+    return probe_ablation(
+        loaded, LENGTHS, heads={"early": {0: [0, 1]}, "late": "4.5"}, text="builtin", **SMALL
+    )
+
+
+def losses(loaded, tokens, heads=None, means=None) -> torch.Tensor:
+    """By an ordinary forward; heads give their means by a plain hook on the projection."""
+    model, handles = loaded.model, []
+    for layer, some in (heads or {}).items():
+        projection = model.model.layers[layer].self_attn.o_proj
+
+        def replace(module, args, layer=layer, some=some):
+            x = args[0].clone().unflatten(-1, means[layer].shape)
+            x[:, :, some] = means[layer][some]
+            return (x.flatten(-2),)
+
+        handles.append(projection.register_forward_pre_hook(replace))
+    try:
+        with torch.inference_mode():
+            logits = model(tokens).logits
+    finally:
+        for handle in handles:
+            handle.remove()
+    targets = tokens[:, 1:]
+    return -logits[:, :-1].log_softmax(-1).gather(-1, targets[..., None])[..., 0]
+
+
+def test_changes_equal_plain_hooks(loaded, result):
+    from llmprobe.probes.ablation import AblationProbe
+
+    asked = AblationRequest(
+        lengths=LENGTHS, heads={"early": {0: [0, 1]}, "late": "4.5"}, text="builtin", **SMALL
+    )
+    probe = AblationProbe(loaded, asked)
+    tokens = probe.ready.prompts.batch(range(4), 32)
+    with torch.inference_mode(), capture_attention(loaded, at="heads") as captured:
+        loaded.model(tokens)
+    means = {layer: captured[layer].mean(dim=(0, 1)) for layer in captured}
+    before = losses(loaded, tokens)
+    for number, one in enumerate(probe.classes):
+        some = {layer: list(heads) for layer, heads in one.heads.items()}
+        change = losses(loaded, tokens, some, means) - before
+        parts = [change[:, :7], change[:, 7:15], change[:, 15:]]
+        wanted = [float(part.mean()) for part in parts]
+        np.testing.assert_allclose(result.change[number], wanted, atol=2e-5)
+
+
+def test_it_matters_that_heads_are_gone(result):
+    assert np.abs(result.change).max() > 1e-3
+    assert np.isfinite(result.baseline).all()
+
+
+def test_a_control_has_as_many_heads_of_the_same_layers(loaded):
+    layers = probe_layers(loaded)
+    asked = AblationRequest(lengths=LENGTHS, heads={"a": {0: [0, 1, 2, 3], 2: [5]}}, n_controls=3)
+    first, *controls = make_classes(asked, layers)
+    assert [one.control_of for one in controls] == [0, 0, 0]
+    for one in controls:
+        assert {n: len(heads) for n, heads in one.heads.items()} == {0: 4, 2: 1}
+        assert 5 not in one.heads[2]
+        assert {4, 5} <= set(one.heads[0])  # the two others, then some of its own
+    assert len({str(one) for one in controls}) > 1
+    assert str(first) == "0.0,0.1,0.2,0.3,2.5"
+
+
+def probe_layers(loaded):
+    from llmprobe import attention_layers
+
+    return attention_layers(loaded)
+
+
+def test_every_head_by_itself(loaded):
+    asked = AblationRequest(lengths=LENGTHS, heads="each")
+    classes = make_classes(asked, probe_layers(loaded))
+    assert len(classes) == 30
+    assert str(classes[7]) == classes[7].name == "1.1"
+
+
+def test_classes_by_label(loaded, tmp_path):
+    folder = tmp_path / "variance"
+    variance = probe_variance(
+        loaded, "16..128", layers="0,1", at="heads", n_prompts=32, query="fixed", output=folder
+    )
+    asked = AblationRequest(lengths=LENGTHS, variance=folder, n_controls=0)
+    named = {one.name: str(one) for one in make_classes(asked, probe_layers(loaded))}
+    labels = variance.decay_frame()
+    for name, text in named.items():
+        rows = labels[labels.label == name]
+        pairs = zip(rows.layer, rows["head"], strict=True)
+        assert text == ",".join(f"{layer}.{head}" for layer, head in pairs)
+    assert named
+
+
+def test_it_resumes_and_joins_like_every_probe(loaded, tmp_path):
+    given = {"heads": "0.0,1.2", "text": "builtin", "n_controls": 0, "lengths": "8,16"}
+    whole = probe_ablation(loaded, n_prompts=6, output=tmp_path / "whole", **given)
+    probe_ablation(loaded, n_prompts=4, output=tmp_path / "part", **given)
+    grown = probe_ablation(loaded, n_prompts=6, output=tmp_path / "part", **given)
+    np.testing.assert_allclose(grown.change, whole.change, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({}, "but no variance result"),
+        ({"heads": "each", "variance": "x"}, "leave one of them out"),
+        ({"heads": "0.9"}, r"got 0\.9"),
+        ({"heads": "7.0"}, r"got 7\.0"),
+        ({"heads": "dispersing"}, r"LAYER\.HEAD"),
+        ({"heads": {"a": {}}}, "without heads"),
+        ({"heads": "0.0", "n_controls": -1}, "n_controls"),
+        ({"heads": "0.0", "n_prompts": 3}, "4 or more"),
+    ],
+)
+def test_bad_classes_are_refused_in_one_line(loaded, given, words):
+    with pytest.raises(ValueError, match=words):
+        probe_ablation(loaded, "8,16", text="builtin", **{"n_prompts": 4, **given})
