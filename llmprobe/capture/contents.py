@@ -34,6 +34,7 @@ _GGUF_NUMBERS = dict(zip((*range(8), 10, 11, 12), "BbHhIif?Qqd", strict=True))
 _GGUF_TEXT, _GGUF_ARRAY = 8, 9
 """Types of values in GGUF files, by number; numbers by the letters of `struct`."""
 _MOST_NAME = 2**16
+ADAPTER, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PICKLES = "if you trust them, use allow_pickle=True"
 
 
@@ -81,7 +82,11 @@ def check_layers(name: str, n_layers: int, n_tensors: int | None) -> None:
 
 
 def check_weights(folder: Path, *, names: Iterable[str], allow_pickle: bool) -> None:
-    """Refuse an index of weights that names a pickle, or a file elsewhere."""
+    """Refuse an index of weights that names a pickle or a file elsewhere, and a pickled adapter."""
+    names = list(names)
+    # PEFT loads an adapter's pickle where there is no safetensors file, without asking.
+    if ADAPTER in names and ADAPTER_WEIGHTS not in names and not allow_pickle:
+        raise Refusal(f"has an adapter that is no safetensors file, which can run code; {_PICKLES}")
     for name in names:
         index = folder / name
         if name.endswith(".index.json") and index.is_file():

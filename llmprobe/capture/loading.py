@@ -34,6 +34,8 @@ from transformers import modeling_gguf_pytorch_utils as gguf_loader
 from llmprobe.base.files import as_path
 from llmprobe.base.machine import check_map, resolve_device, resolve_dtype, untracked
 from llmprobe.capture.contents import (
+    ADAPTER,
+    ADAPTER_WEIGHTS,
     check_backend,
     check_config,
     check_file,
@@ -320,7 +322,8 @@ def _check_contents(place: Place, folder: Path, trust_remote_code: bool) -> int 
             if name.endswith((".json", ".safetensors", ".bin", ".txt", ".model", ".jinja")):
                 check_file(folder / name)
     else:
-        names = list(_fetch(place, ("model.safetensors.index.json", "tokenizer.json")))
+        names = list(_fetch(place, ("model.safetensors.index.json", "tokenizer.json", ADAPTER)))
+        names += _fetch(place, (ADAPTER_WEIGHTS,)) if ADAPTER in names else ()
     weights = [folder / name for name in names if name.endswith(".safetensors")]
     types = tensor_types(weights) if weights else None
     n_tensors = None if types is None or place.allow_pickle else len(types)

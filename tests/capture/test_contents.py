@@ -87,6 +87,27 @@ def test_an_index_names_no_other_folder(llama, start):
         assert "another folder" in refusal(llama, **options)
 
 
+def with_adapter(folder, base):
+    """Put an adapter into a folder; gives its weights."""
+    peft = pytest.importorskip("peft")
+    adapted = peft.get_peft_model(load_model(base).model, peft.LoraConfig(init_lora_weights=False))
+    adapted.peft_config["default"].base_model_name_or_path = str(base)
+    adapted.save_pretrained(folder)
+    return folder / "adapter_model.safetensors"
+
+
+@pytest.mark.parametrize("place", ["folder", "hub"])
+def test_an_adapter_is_no_pickle_unless_allowed(llama, cache, place):
+    name, folder = (llama, llama) if place == "folder" else ("one/llama", cache)
+    weights = with_adapter(folder, llama)
+    assert load_model(name).model.peft_config
+    torch.save(load_file(weights), folder / "adapter_model.bin")
+    assert load_model(name).model.peft_config
+    weights.unlink()
+    assert "adapter" in refusal(name)
+    assert "allow_pickle=True" in refusal(name)
+
+
 @pytest.mark.parametrize("file", ["pytorch_model.bin", "../model.safetensors"])
 def test_a_config_names_no_pickle(llama, file):
     torch.save(load_file(llama / "model.safetensors"), llama / "pytorch_model.bin")
