@@ -12,6 +12,7 @@ e  training many seeds at once, against a plain loop
 f  Othello games, against a plain game
 g  starting, against `import torch`
 h  growth of time and memory with the length
+i  what edits cost over a bare forward
 
 Peers that are not installed are left out, and a line says so. The exit code is 1 if a target is
 missed or numbers are unequal.
@@ -26,6 +27,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
 
 import attention
+import editing
 import games
 import growth
 import overhead
@@ -46,6 +48,7 @@ CASES = {
     "f": games.run,
     "g": startup.run,
     "h": growth.run,
+    "i": editing.run,
 }
 
 
