@@ -283,8 +283,8 @@ def dispersing_heads(evidence: Evidence) -> dict[int, list[int]]:
     """Heads that a variance result labels as dispersing, by layer number."""
     result = VarianceProbe.summarize(evidence)
     heads: dict[int, list[int]] = {}
-    for layer, head, high in zip(result.layer, result.head, result.slope_high, strict=True):
-        if high < -0.25:
+    for layer, head, label in zip(result.layer, result.head, result.labels(), strict=True):
+        if label == "dispersing":
             heads.setdefault(int(layer), []).append(int(head))
     return heads
 

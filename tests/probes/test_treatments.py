@@ -3,12 +3,19 @@
 import numpy as np
 import pytest
 import torch
-from families import FAMILIES, batch, tiny
+from families import FAMILIES, batch, no_positions, tiny
 from samples import make_variance_result
 
-from llmprobe import attention_layers, capture_attention, capture_rows, restore
+from llmprobe import (
+    attention_layers,
+    capture_attention,
+    capture_rows,
+    probe_variance,
+    restore,
+)
 from llmprobe.base.temperatures import entropy_scaling, information_scaling, log_scaling
 from llmprobe.capture.edits import LengthMoments
+from llmprobe.probes.tallies import Evidence
 from llmprobe.probes.treatments import (
     CONSTANT,
     GAINS,
@@ -17,8 +24,10 @@ from llmprobe.probes.treatments import (
     Case,
     Treatment,
     already_scaled,
+    dispersing_heads,
     treatments,
 )
+from llmprobe.probes.variance import VarianceTally
 
 TEN = ("llama", "gpt2", "qwen2", "qwen3", "mistral", "gpt_oss", "olmo2", "phi3", "gemma", "granite")
 WITHOUT_INTERFACE = ("bloom", "mpt", "gptj")
@@ -188,3 +197,12 @@ def test_models_that_scale_themselves_are_recognized(facts, words):
     notes = already_scaled(Config())
     assert len(notes) == len(words)
     assert all(word in note for word, note in zip(words, notes, strict=True))
+
+
+def test_dispersing_heads_are_those_that_the_result_labels(tmp_path):
+    ask = {"lengths": "16..256", "at": "heads", "n_prompts": 64, "query": "fixed"}
+    result = probe_variance(no_positions(), output=tmp_path / "run", **ask)
+    found = dispersing_heads(Evidence.read(tmp_path / "run", VarianceTally))
+    expected = result.head[result.labels() == "dispersing"]
+    assert found == {0: expected.tolist()}
+    assert len(expected) >= 3
