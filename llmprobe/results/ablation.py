@@ -4,6 +4,7 @@ result = load_result("runs/ablation-llama")
 result.to_frame(), result.reading()
 """
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -14,12 +15,13 @@ from llmprobe.base.intervals import holm
 from llmprobe.results.base import Result, check_shape, command_line
 from llmprobe.results.series import Array, Integers
 from llmprobe.results.tables import MAX_ROWS, interval_cell, p_cell, span, titled
-from llmprobe.results.views import Lines, View
+from llmprobe.results.views import HeadMap, Lines, View
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _ENDS = ("", "_low", "_high")
+_HEADS = re.compile(r"\d{1,6}\.\d{1,6}(,\d{1,6}\.\d{1,6})*", re.ASCII)
 _NAMED = 6
 """Classes that the reading names, at most."""
 
@@ -36,6 +38,14 @@ class AblationResult(Result, kind="ablation"):
         "change": "change of the loss without each class of heads, by position",
     }
     views: ClassVar[tuple[View, ...]] = (
+        HeadMap(
+            title="Which heads are needed",
+            value="change",
+            low="change_low",
+            high="change_high",
+            axis="nats per token without the head, longest prompts",
+            frame="head_frame",
+        ),
         Lines(
             title="Loss without these heads",
             y="change",
@@ -83,7 +93,8 @@ class AblationResult(Result, kind="ablation"):
         words = all(isinstance(word, str) for word in (*self.classes, *self.heads))
         n = len(self.classes)
         known = all(isinstance(k, int) and -1 <= k < n for k in self.control_of)
-        if not (n and words and known and len(self.heads) == len(self.control_of) == n):
+        fits = n and words and known and len(self.heads) == len(self.control_of) == n
+        if not fits or not all(_HEADS.fullmatch(text) for text in self.heads):
             raise ValueError("classes, heads and control_of do not fit together")
         for name in ("n_prompts", "n_tokens", *(f"baseline{end}" for end in _ENDS)):
             check_shape(name, getattr(self, name), (len(self.lengths),))
@@ -108,6 +119,17 @@ class AblationResult(Result, kind="ablation"):
         names = (*(f"change{end}" for end in _ENDS), "p")
         names += tuple(f"versus_random{end}" for end in _ENDS)
         return pd.DataFrame(columns | {name: getattr(self, name).ravel() for name in names})
+
+    def head_frame(self) -> "pd.DataFrame":
+        """A row for each class of one head: what the loss is without it at the longest length."""
+        rows = self.key_frame()
+        rows = rows[(rows.n_heads == 1) & ~rows.is_control].reset_index(drop=True)
+        layer, head = ([int(text.split(".")[k]) for text in rows["heads"]] for k in (0, 1))
+        names = ["n_prompts", "change", "change_low", "change_high", "p", "significant"]
+        found = rows[names]
+        found.insert(0, "head", head)
+        found.insert(0, "layer", layer)
+        return found
 
     def key_frame(self) -> "pd.DataFrame":
         """The longest length alone, with Holm's correction over the classes."""

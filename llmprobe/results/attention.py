@@ -10,7 +10,7 @@ from llmprobe.base.intervals import divide
 from llmprobe.results.base import check_shape, missing_as_nan
 from llmprobe.results.series import Array, SeriesResult
 from llmprobe.results.tables import MAX_ROWS
-from llmprobe.results.views import Lines, View
+from llmprobe.results.views import HeadMap, Lines, View
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,17 +41,49 @@ class AttentionResult(SeriesResult, kind="attention"):
     }
 
     views: ClassVar[tuple[View, ...]] = (
+        HeadMap(
+            title="Which heads disperse",
+            value="slope_dispersion",
+            low="slope_dispersion_low",
+            high="slope_dispersion_high",
+            axis="what dispersion adds to the slope of the std",
+            frame="head_frame",
+        ),
         Lines(
             title="Effective tokens",
             y="effective",
-            axis="effective tokens 1/Σa², mean over prompts",
+            axis="1/Σa², mean over prompts",
             log_y=True,
         ),
         Lines(
             title="Weight on the first token",
             y="first",
-            axis="attention on the first token, mean over prompts",
+            axis="mean over prompts",
             percent=True,
+        ),
+        Lines(
+            title="Variance: dispersion",
+            y="dispersion",
+            low="dispersion_low",
+            high="dispersion_high",
+            axis="E[Σa²], with 95 % CI",
+            log_y=True,
+        ),
+        Lines(
+            title="Variance: values",
+            y="value_variance",
+            low="value_variance_low",
+            high="value_variance_high",
+            axis="of the attended values, with 95 % CI",
+            log_y=True,
+        ),
+        Lines(
+            title="Variance: coherence",
+            y="coherence",
+            low="coherence_low",
+            high="coherence_high",
+            axis="tokens that agree, with 95 % CI",
+            log_y=True,
         ),
     )
     joins: ClassVar[str] = "llmprobe.probes.attention"

@@ -55,6 +55,14 @@ class VarianceResult(SeriesResult, kind="variance"):
             frame="decay_frame",
         ),
         Lines(
+            title="Variance over prompts",
+            y="total_variance",
+            low="total_variance_low",
+            high="total_variance_high",
+            axis="summed over features, with 95 % CI",
+            log_y=True,
+        ),
+        Lines(
             title="Standard deviation over prompts",
             y="std_median",
             low="std_q25",

@@ -44,8 +44,19 @@ def test_the_figure_has_classes_and_dashed_controls():
 
 @pytest.mark.parametrize(
     "change",
-    [{"control_of": (-1, 5, -1)}, {"classes": ("a",)}, {"lengths": (1, 2, 3)}, {"p": np.ones(3)}],
+    [
+        {"control_of": (-1, 5, -1)},
+        {"heads": ("0.0", "0.1", "x")},
+        {"classes": ("a",)},
+        {"lengths": (1, 2, 3)},
+        {"p": np.ones(3)},
+    ],
 )
 def test_forged_fields_are_refused(change):
     with pytest.raises(ValueError, match=r"classes|lengths|shape"):
         dataclasses.replace(make_ablation_result(), **change)
+
+
+def test_single_heads_make_a_map():
+    frame = make_ablation_result().head_frame()
+    assert frame[["layer", "head", "change"]].values.tolist() == [[1, 0, -0.001]]
