@@ -91,6 +91,26 @@ def fit_sides(lengths: tuple[int, ...], groups: GroupMoments, edge: int) -> list
     ]
 
 
+def compare_trends(lengths: tuple[int, ...], groups: GroupMoments, null: GroupMoments) -> Columns:
+    """The tested slope of a null model that has seen the same prompts, and whether it differs."""
+    line, sizes = line_weights(lengths), groups.sizes
+    slopes = []
+    for moments in (groups, null):
+        parts = (moments.split(), moments.split_without())
+        logs = {
+            name: [log_positive(over_features(getattr(x, name))) / 2 @ line for x in parts]
+            for name in ("total", "within")
+        }
+        slopes.append(logs["within" if np.isfinite(logs["within"][0]).any() else "total"])
+    (own, own_without), (other, other_without) = slopes
+    # The same prompts are left out of both, so what they share cancels.
+    gap = jackknife(own - other, own_without - other_without, sizes)
+    return {
+        **_with_ends("slope_null", jackknife(other, other_without, sizes)),
+        "p_null": gap.p_differs(),
+    }
+
+
 def _with_ends(name: str, found: Jackknifed) -> Columns:
     return {name + end: x for end, x in zip(ENDS, (found.value, *found.ends()), strict=True)}
 

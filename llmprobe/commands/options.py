@@ -301,6 +301,17 @@ SameTargets = Annotated[
         **_SWEEP,
     ),
 ]
+Null = Annotated[
+    str | None,
+    typer.Option(
+        **choice(
+            "untrained",
+            "shuffled",
+            text="Compare with a model of which nothing is learned, on the same prompts.",
+        ),
+        **_SWEEP,
+    ),
+]
 BatchTokens = Annotated[
     int | None, typer.Option(metavar="N", help="At most N tokens per forward pass.", **_SWEEP)
 ]

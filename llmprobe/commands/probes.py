@@ -21,6 +21,7 @@ from llmprobe.commands.options import (
     Debug,
     Json,
     Model,
+    Null,
     Reference,
     SameTargets,
     with_options,
@@ -68,14 +69,15 @@ def variance(
     at: At = "output",
     component: Component = 0,
     reference: Reference = None,
+    null: Null = None,
     chunk: Chunk = None,
     **shared: Any,
 ) -> None:
     """How the variance of attention outputs falls as prompts get longer."""
     from llmprobe.probes.variance import VarianceProbe, VarianceRequest
 
-    own: dict[str, Any] = {"at": at, "component": component, "reference": reference, "chunk": chunk}
-    run_probe(VarianceProbe, VarianceRequest, **own, **shared)
+    own: dict[str, Any] = {"at": at, "component": component, "reference": reference}
+    run_probe(VarianceProbe, VarianceRequest, **own, null=null, chunk=chunk, **shared)
 
 
 @with_options(MODEL, PROMPTS, SWEEP, OUTPUT)

@@ -29,6 +29,8 @@ def check_asked(folder: Path, kind: str, model: Any, asked: Request) -> None:
     have = {name: there[name] for name in wanted if name in there}
     before = there.get("arguments", {})
     now = {n: x for n, x in asked.record(asked.check(), ()).items() if n not in _LATER}
+    if asked.query not in ("free", "fixed") and not asked.query.startswith("id:"):
+        del now["query"]  # a token's text, which is kept as its number
     layers = parse_layers(asked.layers) if isinstance(asked.layers, str) else None
     if layers is not None and min(layers) >= 0:
         now["layers"] = sorted(set(layers))

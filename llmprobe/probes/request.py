@@ -27,7 +27,7 @@ from llmprobe.capture.editing import describe_edits
 from llmprobe.capture.loading import LoadedModel
 from llmprobe.probes.own_prompts import OwnPrompts, hash_rows, rows_of
 from llmprobe.probes.prompts import OWN, Prompts, PromptSource, check_kind, kind_of, make_prompts
-from llmprobe.probes.queries import check_query, token_text
+from llmprobe.probes.queries import N_QUERIES, check_query, token_text
 from llmprobe.probes.sweeps import SweepPlan, chunks_agree, plan_sweep, prefixes_agree
 from llmprobe.probes.tallies import Part
 from llmprobe.probes.texts import check_name, read_dataset, read_text, without_marks
@@ -112,6 +112,7 @@ class Request:
             "layers": [layer.layer for layer in layers],
             "text": _name(self.text),
             "dataset": _name(self.dataset),
+            "n_queries": (self.n_queries or N_QUERIES) if self.query == "fixed" else None,
         }
 
 
@@ -298,7 +299,6 @@ def _record_queries(query: str, prompts: Prompts, loaded: LoadedModel) -> dict[s
     named = bool(tokens) and query != "fixed"
     return {
         "query": f"id:{tokens[0]}" if named else query,
-        "n_queries": len(tokens) if tokens and not named else None,
         "query_tokens": [[token, token_text(token, loaded.tokenizer)] for token in tokens],
     }
 

@@ -227,7 +227,7 @@ def _check_sizes(layers: Sequence[AttentionLayer], tally: Tally, *, whole: bool)
         known = tally.shapes(layer, whole=whole)
         wanted = known.get(name, (1,) if whole else (1, layer.n_heads))
         shapes = {x.shape for x in (part.parts.values() if isinstance(part, Groups) else [part])}
-        not_shown = name.startswith("value") and shapes <= {None}
+        not_shown = name.startswith(("value", "null")) and shapes <= {None}
         if not not_shown and (shapes != {wanted} or any(type(n) is not int for n in wanted)):
             raise ValueError(f"{name} of layer {number} are {shapes}, not {wanted}")
 

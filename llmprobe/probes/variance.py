@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -24,11 +24,12 @@ from torch import Tensor, nn
 from llmprobe.base.components import GroupMoments
 from llmprobe.base.moments import Groups, Moments
 from llmprobe.base.progress import Progress
-from llmprobe.base.trends import fit_sides, fit_trends
+from llmprobe.base.trends import compare_trends, fit_sides, fit_trends
 from llmprobe.capture.discovery import AttentionLayer, LayerChoice, attention_layers
 from llmprobe.capture.loading import AnyModel, LoadedModel
 from llmprobe.capture.outputs import AT, capture_attention
 from llmprobe.errors import CaptureError, OutOfMemoryError
+from llmprobe.probes.nulls import NULLS, null_model
 from llmprobe.probes.probe import LoadOptions, Probe, start
 from llmprobe.probes.prompts import PromptSource
 from llmprobe.probes.request import DEFAULT_LENGTHS, Request, check_count, prepare
@@ -67,6 +68,7 @@ def probe_variance(
     bos: str = "auto",
     component: int = 0,
     reference: int | None = None,
+    null: str | None = None,
     seed: int = 0,
     batch_tokens: int | None = None,
     chunk: int | None = None,
@@ -89,7 +91,9 @@ def probe_variance(
     `n_queries` tokens (16) and ends prompt i in number i mod n_queries, so that variance within
     queries, which Proposition 1 is about, is separated from variance between them; any other text
     names one token for all, as does id:NUMBER. `component` is the feature of Figure 1, `reference`
-    the length that drifts are measured from, the shortest if None.
+    the length that drifts are measured from, the shortest if None. `null` runs a model of which
+    nothing is learned on the same prompts, for comparison: "untrained" (fresh random weights) or
+    "shuffled" (each tensor's entries in a random order).
     With an `output` folder finished pieces are kept there and the result is saved. The same call
     resumes a run that was stopped; one with more `n_prompts` adds the missing prompts to a result.
     `progress`: True for a bar, or a function (what, done, total, note).
@@ -109,6 +113,7 @@ def probe_variance(
         bos=bos,
         component=component,
         reference=reference,
+        null=null,
         seed=seed,
         batch_tokens=batch_tokens,
         chunk=chunk,
@@ -133,12 +138,15 @@ class VarianceRequest(Request):
     at: str = "output"
     component: int = 0
     reference: int | None = None
+    null: str | None = None
     chunk: int | None = None
 
     def check(self) -> tuple[int, ...]:
         wanted = super().check()
         if self.at not in AT:
             raise ValueError(f"at: got {self.at!r}, accepted: {', '.join(AT)}")
+        if self.null not in (None, *NULLS):
+            raise ValueError(f"null: got {self.null!r}, accepted: {', '.join(NULLS)}")
         check_count("chunk", self.chunk)
         if self.reference is not None and self.reference not in wanted:
             raise ValueError(f"reference: got {self.reference}, accepted: one of {wanted}")
@@ -153,14 +161,15 @@ class VarianceTally(Tally):
 
     def __init__(self, layers: Sequence[AttentionLayer]) -> None:
         super().__init__(layers)
-        self.groups = {(n, "outputs"): Groups(Moments) for n in self.numbers}
+        names = ("outputs", "null")
+        self.groups = {(n, name): Groups(Moments) for n in self.numbers for name in names}
         self.moments = {(n, "vectors"): Moments() for n in self.numbers}
 
     @staticmethod
     def shapes(layer: AttentionLayer, *, whole: bool) -> dict[str, tuple[int, ...]]:
         series = (1,) if whole else (1, layer.n_heads)
         size = layer.hidden_size if whole else layer.head_size
-        return {"outputs": (*series, size), "vectors": (*series, 2)}
+        return dict.fromkeys(("outputs", "null"), (*series, size)) | {"vectors": (*series, 2)}
 
     def update(
         self, layer: int, x: Tensor, prompts: Sequence[int], *, n_groups: int = N_GROUPS
@@ -183,6 +192,7 @@ class VarianceProbe(Probe):
         self.at = asked.at
         n_queries = len(ready.prompts.query_tokens)
         self.n_groups = n_queries if n_queries > 1 else N_GROUPS
+        self.null = None if asked.null is None else null_model(loaded, asked.null, seed=asked.seed)
         size = min(x.head_size if asked.at == "heads" else x.hidden_size for x in ready.layers)
         if not 0 <= asked.component < size:
             raise ValueError(f"component: got {asked.component}, accepted: 0 to {size - 1}")
@@ -192,9 +202,11 @@ class VarianceProbe(Probe):
         )
 
     def observe(self, positions: list[int]) -> Any:
-        ready = self.ready
+        return self._capture(self.ready.model, positions)
+
+    def _capture(self, model: nn.Module, positions: list[int]) -> Any:
         return capture_attention(
-            ready.model, ready.numbers, positions=positions, at=self.at, stop=True
+            model, self.ready.numbers, positions=positions, at=self.at, stop=True
         )
 
     def take(
@@ -208,6 +220,26 @@ class VarianceProbe(Probe):
         return chunks_agree(self.ready.model, self.ready.prompts, self.ready.layers)
 
     def examine(self, tally: VarianceTally, piece: Piece) -> None:
+        """The null model on the same prompts, and how often the model's answers are right."""
+        if self.null is not None:
+            self._compare(tally, piece, self.null)
+        self._ask(tally, piece)
+
+    def _compare(self, tally: VarianceTally, piece: Piece, null: nn.Module) -> None:
+        ready = self.ready
+
+        def take(
+            indices: list[int], lengths: tuple[int, ...], parts: list[Mapping[int, Tensor]]
+        ) -> None:
+            for number in ready.numbers:
+                x = torch.cat([part[number] for part in parts], dim=1)
+                groups = [prompt % self.n_groups for prompt in indices]
+                tally.groups[number, "null"].update(x, groups)
+
+        observe = partial(self._capture, null)
+        Sweep(null, ready.prompts, ready.plan, observe, self.may_chunk).run(piece, take)
+
+    def _ask(self, tally: VarianceTally, piece: Piece) -> None:
         """Where prompts have a right answer: how often the model's next token is that.
 
         A separate sweep, as that takes the whole model, and with it more memory.
@@ -269,6 +301,10 @@ class VarianceProbe(Probe):
             )
             trends, reasons = fit_trends(lengths, groups, uniform)
             row |= trends
+            null = [tally.groups[layer.layer, "null"] for tally in tallies]
+            if all(one.parts for one in null) and len(lengths) > 1:
+                same = group_moments(null, heads, are_queries=n_queries > 1)
+                row |= compare_trends(lengths, groups, same)
             reasons += rounded(evidence, mean, std)
             reasons += _each_side(layer, lengths, groups)
             notes += [f"layer {layer.layer}: {reason}" for reason in reasons]

@@ -160,6 +160,12 @@ class VarianceResult(SeriesResult, kind="variance"):
     """Of the test that the tested slope is 0.1 or more away from 0."""
     p_uniform: Array = missing_as_nan("layer_type")
     """Of the test that the tested slope is 0.1 or more away from `slope_uniform`."""
+    slope_null: Array = missing_as_nan("layer_type")
+    """The tested slope of the null model, if there is one, on the same prompts."""
+    slope_null_low: Array = missing_as_nan("layer_type")
+    slope_null_high: Array = missing_as_nan("layer_type")
+    p_null: Array = missing_as_nan("layer_type")
+    """Of the paired test that the tested slope is that of the null model."""
 
     by_length: ClassVar[tuple[str, ...]] = (
         "component_std",
@@ -177,6 +183,8 @@ class VarianceResult(SeriesResult, kind="variance"):
         *("slope", "slope_low", "slope_high", "r2"),
         *(name + end for name in SLOPES[1:] for end in ENDS),
         *TESTS,
+        *(f"slope_null{end}" for end in ENDS),
+        "p_null",
     )
 
     def __post_init__(self) -> None:
@@ -274,7 +282,8 @@ class VarianceResult(SeriesResult, kind="variance"):
             )
             expected = f"uniform attention would give N^{self.slope_uniform[0]:.2f}"
             known = np.isfinite(self.slope_uniform[0])
-            return f"{found}: {self.labels()[0]}; {expected}." if known else f"{found}."
+            found = f"{found}: {self.labels()[0]}; {expected}." if known else f"{found}."
+            return found + self._against_null()
         series = "heads" if self.at == "heads" else "layers"
         ends = f"Slopes range from {np.nanmin(slope):+.2f} to {np.nanmax(slope):+.2f}."
         if self._is_old:
@@ -282,7 +291,8 @@ class VarianceResult(SeriesResult, kind="variance"):
             return (
                 f"{falls} of {len(slope)} {series} lose variance {span} (95 % CI below 0). {ends}"
             )
-        return f"The {what} {span}: {self._counts(series)}. {ends}{self._bends()}"
+        more = self._bends() + self._against_null()
+        return f"The {what} {span}: {self._counts(series)}. {ends}{more}"
 
     def _counts(self, series: str) -> str:
         labels, uniform = self.labels(), self.slope_uniform[np.isfinite(self.slope_uniform)]
@@ -303,6 +313,24 @@ class VarianceResult(SeriesResult, kind="variance"):
         return (
             f" One line does not fit {slows + grows} of them: the slope rises with length in "
             f"{slows} and falls in {grows}."
+        )
+
+    @property
+    def null(self) -> str | None:
+        """The null model that was run on the same prompts: untrained, shuffled or None."""
+        return self.provenance.arguments.get("null") if np.isfinite(self.p_null).any() else None
+
+    def _against_null(self) -> str:
+        """Which series a model of which nothing is learned does not explain."""
+        if self.null is None:
+            disperses = "dispersing" in self.labels()
+            note = ' An untrained model disperses too: compare with null="untrained".'
+            return note if disperses else ""
+        differs = int(holm(self.p_null).sum())
+        slope = np.nanmedian(self.slope_null)
+        return (
+            f" {differs} of {len(self.p_null)} differ from the {self.null} model (median slope "
+            f"{slope:+.2f}) on the same prompts (5 %, Holm); the others show nothing learned."
         )
 
     def remarks(self) -> list[str]:

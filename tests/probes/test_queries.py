@@ -62,6 +62,18 @@ def test_a_split_needs_two_prompts_for_a_query():
     assert enough.tested == "within"
 
 
+def test_a_named_query_is_found_again_by_its_text_and_its_number(tmp_path):
+    loaded = load_model("builtin")
+    token = next(i for i in range(300, 400) if _round_trip(loaded.tokenizer, i))
+    for query in (loaded.tokenizer.decode([token]), f"id:{token}"):
+        result = probe_variance(loaded, (8, 16), n_prompts=4, query=query, output=tmp_path / "run")
+        assert result.query_tokens[0][0] == token
+
+
+def _round_trip(tokenizer, token):
+    return tokenizer(tokenizer.decode([token]), add_special_tokens=False).input_ids == [token]
+
+
 def test_prompts_are_added_to_the_same_queries(tmp_path):
     model = tiny("llama")
     options = {"query": "fixed", "n_queries": 4, "at": "heads"}

@@ -27,7 +27,8 @@ SLOPE_COLUMNS = [
     *("slope_total", "slope_total_low", "slope_total_high"),
     *("slope_within", "slope_within_low", "slope_within_high"),
     *("slope_features", "slope_features_low", "slope_features_high"),
-    *("slope_uniform", "curvature", "p_curvature", "p_zero", "p_flat", "p_uniform", "label"),
+    *("slope_uniform", "curvature", "p_curvature", "p_zero", "p_flat", "p_uniform"),
+    *("slope_null", "slope_null_low", "slope_null_high", "p_null", "label"),
 ]
 
 

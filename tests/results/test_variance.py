@@ -99,7 +99,8 @@ def test_the_reading_says_what_the_slopes_say():
     many = make_variance_result()
     single = only_first(many)
     assert "changes as N^-0.50 (95 % CI -0.60 to -0.40)" in single.reading()
-    assert single.reading().endswith(": dispersing; uniform attention would give N^-0.50.")
+    assert ": dispersing; uniform attention would give N^-0.50." in single.reading()
+    assert single.reading().endswith('compare with null="untrained".')
     found = many.reading()
     assert "of 6 heads, 6 dispersing (slope within 0.1 of uniform attention, -0.50);" in found
     assert "5 %, Holm over heads. Slopes range from -0.50 to -0.50." in found

@@ -152,6 +152,7 @@ BAD_BY_NAME: dict[str, dict[str, str]] = {
     },
     "n-prompts": {"0": "2 or more", "1": "2 or more", "1000001": "to 1,000,000"},
     "query": {"both ways": "free, fixed", "Free": "'free'"},
+    "null": {"trained": "untrained, shuffled"},
     "n-queries": {"4": "query='free'"},
     "bos": {"maybe": "auto, yes, no"},
     "component": {"192": "0 to 191"},
