@@ -22,7 +22,7 @@ import llmprobe
 from llmprobe.commands.ablation import ablate
 from llmprobe.commands.listing import ls
 from llmprobe.commands.options import FLAG, OUTPUT_PANEL, Json
-from llmprobe.commands.probes import attention, check, loss, variance
+from llmprobe.commands.probes import attention, check, loss, retrieval, variance
 from llmprobe.commands.remedy import remedy
 from llmprobe.commands.saved import compare, merge, plot, report, show
 from llmprobe.commands.showing import say
@@ -84,6 +84,7 @@ _COMMANDS: dict[str, dict[Callable[..., None], str]] = {
         loss: "llmprobe loss builtin --lengths 16..1024 --same-targets 8",
         ablate: "llmprobe ablate builtin --heads each --lengths 16..256",
         remedy: "llmprobe remedy builtin --remedies logn,temperature --lengths 64..1024",
+        retrieval: "llmprobe retrieval builtin --lengths 64..256 --prompts repeat",
         check: "llmprobe check meta-llama/Llama-3.2-1B",
     },
     "Train small models": {

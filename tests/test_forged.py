@@ -12,6 +12,7 @@ from samples import (
     make_ablation_result,
     make_loss_result,
     make_remedy_result,
+    make_retrieval_result,
     make_synthetic_result,
     make_variance_result,
 )
@@ -26,6 +27,7 @@ MAKE = {
     "loss": make_loss_result,
     "ablation": make_ablation_result,
     "remedy": make_remedy_result,
+    "retrieval": make_retrieval_result,
     "synthetic": make_synthetic_result,
     "legality": make_legality_result,
     "search": make_search_result,

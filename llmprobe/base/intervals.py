@@ -226,6 +226,23 @@ def geometric_estimate(values: ArrayLike) -> Estimate:
     return Estimate(mean, sd, low, high, n)
 
 
+def proportion_estimate(values: ArrayLike) -> Estimate:
+    """The share of ones among zeros and ones, with Wilson's 95 % interval, which 0 and 1 have too.
+
+    What is not finite is left out.
+    """
+    known = np.asarray(values, dtype=np.float64)
+    known = known[np.isfinite(known)]
+    n = len(known)
+    if not n:
+        return Estimate(np.nan, np.nan, np.nan, np.nan, 0)
+    share, z = float(known.mean()), float(special.ndtri(1 - LEVEL / 2))
+    center = (share + z**2 / (2 * n)) / (1 + z**2 / n)
+    half = z / (1 + z**2 / n) * (share * (1 - share) / n + z**2 / (4 * n**2)) ** 0.5
+    sd = (share * (1 - share)) ** 0.5
+    return Estimate(share, sd, max(0.0, center - half), min(1.0, center + half), n)
+
+
 def ratio_estimate(above: ArrayLike, below: ArrayLike) -> Estimate:
     """Σ above / Σ below over prompts, such as bits per byte, with a t interval by linearization.
 

@@ -12,8 +12,8 @@ Hooks and edits that are attached to the model see one ordinary forward.
 """
 
 import inspect
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -57,6 +57,13 @@ def token_losses(model: AnyModel, tokens: Tensor, *, chunk: int | None = None) -
     return torch.cat(parts, dim=1)
 
 
+def last_logits(model: AnyModel, tokens: Tensor, n: int = 1) -> Tensor:
+    """Logits (prompts, n, vocabulary) behind the last n positions; the head runs on those alone."""
+    module = module_of(model)
+    check_plain(module)
+    return _Slices(module).last(tokens.to(input_device(module)), n, **_without_cache(module))
+
+
 def check_head(model: AnyModel, tokens: Tensor) -> None:
     """Refuse a model without a head, or one whose head cannot run on a few positions."""
     module = module_of(model)
@@ -92,24 +99,39 @@ class _Slices:
         self.part = slice(0, 1)
         """The positions that the head is given."""
 
+    def last(self, tokens: Tensor, n: int, **options: Any) -> Tensor:
+        self.part = slice(tokens.shape[1] - n, tokens.shape[1])
+        with self._attached():
+            return self._logits(tokens, options)
+
     def losses(self, tokens: Tensor, targets: Tensor, **options: Any) -> Tensor:
         parts: list[Tensor] = []
         n_done, n_positions = 0, targets.shape[1]
-        with ExitStack() as stack:
-            self.owner = Owner()
-            stack.callback(self.owner.leave)
-            wrap_method(self.decoder, self._around, stack)
+        with self._attached():
             while n_done < n_positions:
                 # The first slice is one position: it says how many logits there are.
                 self.part = slice(n_done, min(n_done + self._width(len(tokens)), n_positions))
-                logits = getattr(self.model(tokens, **options), "logits", None)
-                if logits is None:
-                    raise _no_head(self.model)
-                self.vocab_size = logits.shape[-1]
+                logits = self._logits(tokens, options)
                 parts.append(_nats(logits, targets[:, self.part].to(logits.device)))
                 n_done = self.part.stop
                 del logits
         return torch.cat(parts, dim=1)
+
+    @contextmanager
+    def _attached(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            self.owner = Owner()
+            stack.callback(self.owner.leave)
+            wrap_method(self.decoder, self._around, stack)
+            yield
+
+    def _logits(self, tokens: Tensor, options: dict[str, Any]) -> Tensor:
+        """Logits of the positions `part`."""
+        logits: Tensor | None = getattr(self.model(tokens, **options), "logits", None)
+        if logits is None:
+            raise _no_head(self.model)
+        self.vocab_size = logits.shape[-1]
+        return logits
 
     def _width(self, n_prompts: int) -> int:
         if self.width is not None:

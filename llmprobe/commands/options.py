@@ -149,6 +149,7 @@ Prompts = Annotated[
             "unigram",
             "text",
             "dictionary",
+            "repeat",
             text="unigram and text need --text or --dataset. Or your own: a .txt or .jsonl file "
             "with one prompt per line.",
         ),
@@ -235,7 +236,11 @@ PROMPTS: Group = {
 TextPrompts = Annotated[
     str,
     typer.Option(
-        **choice("text", "unigram", "random", text="text and unigram need --text or --dataset."),
+        **choice(
+            *("text", "unigram", "random"),
+            text="text and unigram need --text or --dataset. Or your own: a .txt or .jsonl file "
+            "with one prompt per line.",
+        ),
         **_PROMPTS,
     ),
 ]
@@ -250,9 +255,30 @@ LossText = Annotated[
 ]
 TEXT_PROMPTS: Group = {
     "prompts": (TextPrompts, "text"),
+    "field": (Field, None),
+    "chat_template": (ChatTemplate, False),
     "text": (LossText, None),
     "dataset": (Dataset, None),
     "n_prompts": (NPrompts, 32),
+    "bos": (Bos, "auto"),
+    "seed": (Seed, 0),
+}
+
+Questions = Annotated[
+    str,
+    typer.Option(
+        **choice(
+            "dictionary",
+            "repeat",
+            text="dictionary: key->value pairs and a key. repeat: a passage, filler, and the "
+            "passage again.",
+        ),
+        **_PROMPTS,
+    ),
+]
+QUESTIONS: Group = {
+    "prompts": (Questions, "dictionary"),
+    "n_prompts": (NPrompts, 64),
     "bos": (Bos, "auto"),
     "seed": (Seed, 0),
 }
@@ -321,6 +347,7 @@ Chunk = Annotated[
         metavar="N", help="Split long prompts into chunks of N tokens (less memory).", **_SWEEP
     ),
 ]
+ALL_LAYERS: Group = {"lengths": (Lengths, "64..1024"), "layers": (Layers, "all")}
 SWEEP: Group = {
     "lengths": (Lengths, "16..1024"),
     "layers": (Layers, "0"),

@@ -1,4 +1,4 @@
-"""`check`, `variance`, `attention` and `loss`: the commands that look at a model.
+"""`check`, `variance`, `attention`, `loss` and `retrieval`: the commands that look at a model.
 
 A probe is one function here: its own options, and the groups that it shares with the others.
 """
@@ -9,10 +9,12 @@ from typing import Annotated, Any
 import typer
 
 from llmprobe.commands.options import (
+    ALL_LAYERS,
     LOADING,
     MODEL,
     OUTPUT,
     PROMPTS,
+    QUESTIONS,
     SWEEP,
     TEXT_PROMPTS,
     At,
@@ -95,3 +97,11 @@ def loss(same_targets: SameTargets = None, chunk: Chunk = None, **shared: Any) -
     from llmprobe.probes.loss import LossProbe, LossRequest
 
     run_probe(LossProbe, LossRequest, same_targets=same_targets, chunk=chunk, **shared)
+
+
+@with_options(MODEL, QUESTIONS, {**SWEEP, **ALL_LAYERS}, OUTPUT)
+def retrieval(**shared: Any) -> None:
+    """How often a model finds what its prompt says, and which heads attend to it."""
+    from llmprobe.probes.retrieval import RetrievalProbe, RetrievalRequest
+
+    run_probe(RetrievalProbe, RetrievalRequest, **shared)

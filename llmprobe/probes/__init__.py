@@ -2,3 +2,4 @@
 
 from llmprobe.probes import dictionary as dictionary
 from llmprobe.probes import own_prompts as own_prompts
+from llmprobe.probes import repeat as repeat

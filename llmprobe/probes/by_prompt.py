@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llmprobe.base.intervals import Estimate
 from llmprobe.base.moments import State
 from llmprobe.base.nesting import flatten, nest, under
 from llmprobe.capture.discovery import AttentionLayer
@@ -55,3 +56,12 @@ class PromptTally(Tally):
 def joined(tallies: Sequence[PromptTally], name: str) -> NDArray[Any]:
     """What tallies of one length each have under a name: (prompts, lengths, ...)."""
     return np.concatenate([tally.of(name) for tally in tallies], axis=1)
+
+
+def columns_of(name: str, estimates: Sequence[Estimate]) -> dict[str, NDArray[np.float64]]:
+    """NAME, NAME_low and NAME_high, of an estimate for each length."""
+    ends = {"": "mean", "_low": "low", "_high": "high"}
+    return {
+        f"{name}{end}": np.array([getattr(x, what) for x in estimates])
+        for end, what in ends.items()
+    }

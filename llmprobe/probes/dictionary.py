@@ -1,8 +1,10 @@
 """Dictionary prompts: lists of made-up words, and a question that has one right answer."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import chain, count
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +17,17 @@ _BLOCK = 64
 """Pairs that are drawn at once."""
 _ONSETS = (*"bdfghklmnprstvz", "br", "dr", "gl", "kr", "pl", "st", "tr")
 _SYLLABLES = [a + b + c for a in _ONSETS for b in "aeiou" for c in ("", "", "l", "n", "r")]
+
+
+class _Composed(NamedTuple):
+    """A prompt without BOS."""
+
+    tokens: Tokens
+    answer: int
+    source: tuple[int, int]
+    """Where the value that is asked for begins and ends."""
+    values: list[int]
+    """The first token of every value that could be asked for."""
 
 
 class DictionaryPrompts(Prompts, kind="dictionary"):
@@ -47,29 +60,54 @@ class DictionaryPrompts(Prompts, kind="dictionary"):
     def answers(self, indices: Sequence[int], length: int) -> Tensor:
         """The first token of the value that is asked for, (len(indices),), int64 on the CPU."""
         n_tokens = self._own_tokens(indices, length)
-        return torch.tensor([self._build(i, n_tokens)[1] for i in indices], dtype=torch.int64)
+        return torch.tensor([self._build(i, n_tokens).answer for i in indices], dtype=torch.int64)
+
+    def sources(self, indices: Sequence[int], length: int) -> Tensor:
+        n_tokens = self._own_tokens(indices, length)
+        return torch.tensor([self._build(i, n_tokens).source for i in indices]) + self.n_head
+
+    def facts(self, indices: Sequence[int], length: int) -> dict[str, list[float]]:
+        n_tokens = self._own_tokens(indices, length)
+        built = [self._build(i, n_tokens) for i in indices]
+        counts = [Counter(one.values) for one in built]
+        return {
+            "n_pairs": [float(len(one.values)) for one in built],
+            "chance": [
+                count[one.answer] / len(one.values)
+                for one, count in zip(built, counts, strict=True)
+            ],
+            "blind": [
+                float(count.most_common(1)[0][0] == one.answer)
+                for one, count in zip(built, counts, strict=True)
+            ],
+        }
 
     def _body(self, index: int, n_tokens: int) -> Tokens:
-        return self._build(index, n_tokens)[0]
+        return self._build(index, n_tokens).tokens
 
-    def _compose(self, index: int, n_tokens: int) -> tuple[Tokens, int]:
-        """The prompt and the answer."""
+    def _compose(self, index: int, n_tokens: int) -> _Composed:
         lines: list[list[int]] = []
-        choices: list[tuple[list[int], int]] = []
+        choices: list[tuple[list[int], list[int], int]] = []
         size = 0
         for key, value in self._pairs(index):
             lines.append([*key, *value, *self._line_break])
             size += len(lines[-1])
             if size + len(key) <= n_tokens:  # else its pair would not be whole in the prompt
-                choices.append((key, value[0]))
+                choices.append((key, value, size))
             if size >= n_tokens:
                 break
         if not choices:
             raise ValueError(f"length: {n_tokens} tokens are too few for one pair and its query")
         depth = numpy_generator(self._seed, "depth", index).random()
-        query, answer = choices[int(depth * len(choices))]
+        query, value, at = choices[int(depth * len(choices))]
         tokens = [*chain.from_iterable(reversed(lines)), *query]
-        return np.array(tokens[-n_tokens:], np.int64), answer
+        start = n_tokens - at  # the line begins `at` tokens before the query, its value behind key
+        return _Composed(
+            tokens=np.array(tokens[-n_tokens:], np.int64),
+            answer=value[0],
+            source=(start, start + len(value)),
+            values=[value[0] for _, value, _ in choices],
+        )
 
     def _pairs(self, index: int) -> Iterator[tuple[list[int], list[int]]]:
         """Tokens of `key->` and of `value`, without an end."""

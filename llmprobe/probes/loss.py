@@ -24,13 +24,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from llmprobe.base.intervals import Estimate, estimate, ratio_estimate
+from llmprobe.base.intervals import estimate, ratio_estimate
 from llmprobe.base.progress import Progress
 from llmprobe.capture.discovery import LayerChoice
 from llmprobe.capture.loading import AnyModel, LoadedModel
 from llmprobe.capture.losses import check_head, token_losses
 from llmprobe.errors import CaptureError
-from llmprobe.probes.by_prompt import PromptTally, joined
+from llmprobe.probes.by_prompt import PromptTally, columns_of, joined
 from llmprobe.probes.joining import join_evidence
 from llmprobe.probes.probe import LoadOptions, Probe, start
 from llmprobe.probes.prompts import Prompts, PromptSource
@@ -132,8 +132,11 @@ class LossRequest(Request):
         wanted = super().check()
         if min(wanted) < 2:
             raise ValueError(f"lengths: got {min(wanted)}, accepted: 2 or more tokens")
-        if self.prompts == "dictionary":
-            raise ValueError("prompts: got 'dictionary', accepted: prompts of text; see retrieval")
+        if Prompts.kinds[self.kind].has_answers():
+            raise ValueError(
+                f"prompts: got {self.prompts!r}, accepted: text, unigram, random, or your own; "
+                "answers to questions are probed by probe_retrieval"
+            )
         check_count("chunk", self.chunk)
         check_count("same_targets", self.same_targets)
         if self.same_targets is not None and self.same_targets >= min(wanted):
@@ -237,9 +240,9 @@ class LossProbe(Probe):
             raise CaptureError(NOTHING_FINITE)
         same_targets = evidence.provenance.arguments["same_targets"]
         per_token = nats / n_between(lengths)
-        columns = _by_length("loss", [estimate(x) for x in per_token.T])
+        columns = columns_of("loss", [estimate(x) for x in per_token.T])
         pairs = zip(nats.T / np.log(2), n_bytes.T, strict=True)
-        columns |= _by_length("bits_per_byte", [ratio_estimate(a, b) for a, b in pairs])
+        columns |= columns_of("bits_per_byte", [ratio_estimate(a, b) for a, b in pairs])
         if same_targets is not None:
             columns |= _by_context(joined(tallies, "targets"))
         notes = [*few_prompts(evidence), *evidence.warnings]
@@ -318,23 +321,14 @@ def in_one_pass(ready: Prepared) -> Prepared:
     return replace(ready, plan=plan, warnings=(*others, _ONE_LENGTH))
 
 
-def _by_length(name: str, estimates: Sequence[Estimate]) -> dict[str, NDArray[np.float64]]:
-    """Columns NAME, NAME_low and NAME_high of an estimate for each length."""
-    ends = {"": "mean", "_low": "low", "_high": "high"}
-    return {
-        f"{name}{end}": np.array([getattr(x, what) for x in estimates])
-        for end, what in ends.items()
-    }
-
-
 def _by_context(targets: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
     """Columns of the same targets (prompts, lengths, targets) given contexts of every length."""
     loss = targets.mean(axis=2)
-    columns = _by_length("context_loss", [estimate(x) for x in loss.T])
-    columns |= _by_length("context_gain", [estimate(x) for x in (loss[:, :1] - loss).T])
+    columns = columns_of("context_loss", [estimate(x) for x in loss.T])
+    columns |= columns_of("context_gain", [estimate(x) for x in (loss[:, :1] - loss).T])
     is_key = (targets[:, :1] - targets > KEY_GAIN) & (targets < KEY_LOSS)
-    columns |= _by_length("key_share", [estimate(x) for x in is_key.mean(axis=2).T])
+    columns |= columns_of("key_share", [estimate(x) for x in is_key.mean(axis=2).T])
     key = is_key[:, -1:]  # with all of the context
     sums, counts = np.where(key, targets, 0).sum(axis=2), key.sum(axis=(1, 2))
-    columns |= _by_length("key_loss", [ratio_estimate(x, counts) for x in sums.T])
+    columns |= columns_of("key_loss", [ratio_estimate(x, counts) for x in sums.T])
     return columns

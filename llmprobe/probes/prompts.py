@@ -123,6 +123,11 @@ class Prompts(ABC):
         """What the prompts are, in a line."""
         return (inspect.getdoc(cls) or "").splitlines()[0].rstrip(".")
 
+    @classmethod
+    def has_answers(cls) -> bool:
+        """Whether the prompts ask something that has a right answer."""
+        return cls.answers is not Prompts.answers
+
     def batch(self, indices: Sequence[int], length: int) -> Tensor:
         """The prompts of these indices, (len(indices), length), int64 on the CPU."""
         n_tokens = self._own_tokens(indices, length)
@@ -162,6 +167,22 @@ class Prompts(ABC):
     def answers(self, indices: Sequence[int], length: int) -> Tensor | None:
         """The token that should come next, (len(indices),); None where no token is right."""
         return None
+
+    def targets(self, indices: Sequence[int], length: int) -> Tensor | None:
+        """What should follow the last k positions, (len(indices), k); None as for `answers`."""
+        answers = self.answers(indices, length)
+        return None if answers is None else answers[:, None]
+
+    def sources(self, indices: Sequence[int], length: int) -> Tensor | None:
+        """Where a prompt has its answer: first position and the one behind the last, (…, 2)."""
+        return None
+
+    def facts(self, indices: Sequence[int], length: int) -> dict[str, list[float]]:
+        """Of prompts that ask something: `n_pairs`, and the accuracy of `chance` and of `blind`.
+
+        chance: a draw among what could be the answer. blind: the most frequent of those.
+        """
+        return {}
 
     @abstractmethod
     def _body(self, index: int, n_tokens: int) -> Tokens:

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SCHEMA = 1
+_NO_OPTIONS = ("bos_token", "query_tokens", "merged")
+"""Among the recorded arguments: facts that no option sets."""
 Also = Callable[[Path], object]
 """Writes more files into a result's folder."""
 
@@ -366,7 +368,7 @@ def command_line(name: str, options: Mapping[str, Any], *words: str) -> str:
     """A command of llmprobe as a shell takes it; an option that is None or False is left out."""
     parts = ["llmprobe", name, *map(shlex.quote, words)]
     for option, value in options.items():
-        if value is None or value is False:
+        if value is None or value is False or option in _NO_OPTIONS:
             continue
         parts.append(f"--{option.replace('_', '-')}")
         if value is not True:

@@ -123,7 +123,9 @@ class LossResult(Result, kind="loss"):
         return pd.DataFrame(columns | {name: getattr(self, name) for name in self.by_length})
 
     def command(self) -> str:
-        return command_line(self.kind, self.provenance.arguments, self.provenance.model)
+        given = self.provenance.arguments.items()
+        options = {name: value for name, value in given if name not in ("layers", "query")}
+        return command_line(self.kind, options, self.provenance.model)
 
     def headline(self) -> str:
         return (

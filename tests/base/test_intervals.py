@@ -19,6 +19,7 @@ from llmprobe.base.intervals import (
     magnitude,
     paired_p,
     positive_ratio,
+    proportion_estimate,
     rank_correlation,
     ratio_estimate,
     signed_rank_p,
@@ -401,3 +402,12 @@ def test_false_verdicts_are_as_rare_as_the_interval_says():
         found = [estimate(truth + 0.008 * rng.normal(size=12)) for _ in range(1000)]
         words = [verdict(one.low, one.high, margin=0.01) for one in found]
         assert np.mean([word in wrong for word in words]) < 0.065
+
+
+def test_the_interval_of_a_share_is_wilsons_and_stays_between_0_and_1():
+    for n_right in (0, 3, 20):
+        found = proportion_estimate(np.arange(20.0) < n_right)
+        wanted = scipy_stats.binomtest(n_right, 20).proportion_ci(method="wilson")
+        assert found.mean == n_right / 20
+        assert (found.low, found.high) == pytest.approx((wanted.low, wanted.high), abs=1e-12)
+    assert np.isnan(proportion_estimate([np.nan]).mean)

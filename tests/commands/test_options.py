@@ -59,7 +59,7 @@ def test_the_choices_of_query_are_those_that_the_library_names():
         check_kind("random", "", has_text=False)
 
 
-@pytest.mark.parametrize("name", ["variance", "attention", "loss"])
+@pytest.mark.parametrize("name", ["variance", "attention", "loss", "retrieval"])
 def test_options_of_a_probe_are_in_four_panels(call, name):
     panels = [about.rich_help_panel for about in options_of(name).values()]
     assert list(dict.fromkeys(panels[1:])) == ["Model", "Prompts", "Sweep", "Output"]

@@ -1,7 +1,9 @@
 """`check`, `variance`, `attention` and `loss`."""
 
 import json
+import shlex
 
+import pytest
 from families import tiny
 from samples import make_attention_result, make_loss_result
 
@@ -110,3 +112,28 @@ def test_kinds_that_cannot_be_compared_are_refused(call, tmp_path):
         code, _, err = call("compare", *folders, "--output", tmp_path / "x.png")
         assert code == 1
         assert said in err
+
+
+def test_retrieval_prints_answers_and_heads(call, tmp_path):
+    options = ("--lengths", "40,64", "--n-prompts", 4, "--layers", 0, "--quiet")
+    code, out, _ = call("retrieval", *options, "--output", tmp_path / "run")
+    assert code == 0
+    assert "right answers by length" in out
+    assert "heads with most attention on the source" in out
+    assert (tmp_path / "run" / "retrieval.png").is_file()
+    document = json.loads(call("retrieval", *options, "--output", tmp_path / "run", "--json")[1])
+    assert [row["length"] for row in document["answers"]] == [40, 64]
+    assert len(document["links"]) == 6
+    code, _, err = call("retrieval", "--prompts", "random")
+    assert (code, err.count("\n")) == (1, 1)
+    assert "accepted: dictionary, repeat" in err
+
+
+@pytest.mark.parametrize("kind", ["variance", "loss", "retrieval"])
+def test_the_command_of_a_result_gives_it_again(call, tmp_path, kind):
+    options = ("--lengths", "40,64", "--n-prompts", 4, "--quiet", "--output")
+    assert call(kind, *options, tmp_path / "run")[0] == 0
+    words = shlex.split(llmprobe.load_result(tmp_path / "run").command())
+    assert words[0] == "llmprobe"
+    code, _, err = call(*words[1:], "--output", tmp_path / "run", "--quiet")
+    assert (code, err) == (0, "")

@@ -9,6 +9,7 @@ from legal_samples import make_legality_result
 from samples import (
     make_attention_result,
     make_loss_result,
+    make_retrieval_result,
     make_synthetic_result,
     make_variance_result,
 )
@@ -22,6 +23,7 @@ MAKERS = {
     "variance": make_variance_result,
     "attention": make_attention_result,
     "loss": make_loss_result,
+    "retrieval": make_retrieval_result,
     "synthetic": make_synthetic_result,
     "legality": make_legality_result,
     "search": make_search_result,

@@ -214,7 +214,7 @@ def test_same_targets_of_other_lengths_are_other_tokens(tmp_path):
         ({"same_targets": 4}, "same_targets: got 4, accepted: fewer than the shortest length, 4"),
         ({"same_targets": 0}, "same_targets: got 0, accepted: 1 or more"),
         ({"lengths": (1, 4)}, "lengths: got 1, accepted: 2 or more tokens"),
-        ({"prompts": "dictionary"}, "prompts: got 'dictionary', accepted: prompts of text"),
+        ({"prompts": "dictionary"}, "prompts: got 'dictionary', accepted: text, unigram"),
         ({"lengths": "16..128k"}, r"text: has \d+ tokens, but the longest length is 131072"),
         ({"model": tiny("llama")}, "prompts: text prompts need a text"),
     ],

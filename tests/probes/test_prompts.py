@@ -15,7 +15,7 @@ from llmprobe.base.seeds import numpy_generator
 from llmprobe.probes import prompts as module
 from llmprobe.probes.prompts import Prompts, _draw, never_produced
 
-FREE = [kind for kind in Prompts.kinds if kind != "dictionary"]
+FREE = [kind for kind, made in Prompts.kinds.items() if made.takes_query]
 
 
 def variants():

@@ -41,7 +41,8 @@ def test_every_kind_is_known_by_the_module_it_is_in():
     }
     assert {kind.__module__ for kind in known_kinds().values()} <= modules
     assert known_kinds().keys() == {
-        *("variance", "attention", "loss", "remedy", "synthetic", "legality", "search"),
+        *("variance", "attention", "loss", "retrieval", "remedy", "ablation"),
+        *("synthetic", "legality", "search"),
     }
     assert all(
         issubclass(kind, Result) and kind.kind == name for name, kind in known_kinds().items()

@@ -33,6 +33,7 @@ RIGHT: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "variance": (("builtin",), PROBE),
     "attention": (("builtin",), PROBE),
     "loss": (("builtin",), (*PROBE, "--text", "builtin")),
+    "retrieval": (("builtin",), (*PROBE, "--lengths", "40")),
     "ablate": (("builtin",), (*PROBE, "--text", "builtin", "--heads", "0.0")),
     "remedy": (("builtin",), (*PROBE, "--text", "builtin", "--remedies", "logn", "--doses", "1")),
     "check": (("builtin",), ("--length", "8")),
@@ -254,6 +255,7 @@ BAD_BY_NAME: dict[str, dict[str, str]] = {
     "variance": {"{}/nowhere": "has no evidence", "{}/run": "make it with --at heads"},
     "trained": {"1": "2 or more"},
     "rope": {"ntk": "dynamic, yarn, linear", "linear:0": "from 1 to 1024"},
+    "retrieval prompts": {"pie": "random, unigram, text, dictionary", "text": "ask nothing"},
     "loss prompts": {"pie": "random, unigram, text, dictionary"},
     "folder": FOLDER,
     "folders": FOLDER | {"{}/lab": "synthetic", "{}/attention": "attention"},
@@ -300,6 +302,12 @@ TOGETHER: dict[str, list[tuple[str, str]]] = {
     "loss": [
         ("--same-targets 9", "fewer than the shortest length"),
         ("--prompts text --text {}/short.txt", "use a longer text"),
+    ],
+    "retrieval": [
+        ("--prompts random", "accepted: dictionary, repeat"),
+        ("--prompts repeat --lengths 16", "too short for a passage"),
+        ("--lengths 8", "too short for one pair"),
+        ("--text a", "No such option"),
     ],
     "check": [("--length 8 another", "unexpected extra argument")],
     "train-synthetic": [

@@ -11,6 +11,7 @@ from llmprobe.results.attention import AttentionResult
 from llmprobe.results.base import Provenance, Result
 from llmprobe.results.loss import LossResult
 from llmprobe.results.remedy import RemedyResult
+from llmprobe.results.retrieval import RetrievalResult
 from llmprobe.results.variance import VarianceResult
 
 
@@ -203,6 +204,34 @@ def make_remedy_result(lengths: tuple[int, ...] = (16, 64, 256)) -> RemedyResult
         **{f"versus_sham{end}": versus + by for end, by in ends.items()},
         **{f"slope{end}": slope + by for end, by in ends.items()},
         **{f"slope_change{end}": slope - slope[0] + by for end, by in ends.items()},
+    )
+
+
+def make_retrieval_result(lengths: tuple[int, ...] = (64, 128, 256)) -> RetrievalResult:
+    """Two layers of six heads, of which the last attends most; answers get worse."""
+    n, n_heads = len(lengths), 12
+    rho = np.linspace(-0.5, 0.5, n_heads)
+    source = np.linspace(0.01, 0.6, n_heads)[:, None] / np.arange(1, n + 1)
+    accuracy, nats = 0.9 / np.arange(1, n + 1), np.arange(1.0, n + 1)
+    ends = {"": 0.0, "_low": -0.1, "_high": 0.1}
+    columns = {"accuracy": accuracy, "answer_loss": nats, "source": source, "loss_source": -rho}
+    columns |= {f"right_{name}": rho for name in ("source", "norm", "effective")}
+    return RetrievalResult(
+        provenance=_provenance(lengths, prompts="dictionary"),
+        lengths=lengths,
+        layer_type=("full",) * n_heads,
+        warnings=(),
+        layer=np.repeat([0, 1], 6),
+        head=np.tile(np.arange(6), 2),
+        n_prompts=np.full((n_heads, n), 64),
+        context_length=128,
+        n_pairs=np.array(lengths) / 8,
+        distance=np.array(lengths) / 2,
+        chance=8 / np.array(lengths),
+        blind=10 / np.array(lengths),
+        norm=np.ones((n_heads, n)),
+        effective=np.ones((n_heads, n)),
+        **{f"{name}{end}": x + by for name, x in columns.items() for end, by in ends.items()},
     )
 
 

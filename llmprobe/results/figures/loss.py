@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 
 from llmprobe.results.figures.style import (
     length_axis,
+    mark_trained,
     marker_of,
     palette,
     prompts_of,
@@ -30,7 +31,7 @@ def draw_positions(
     with styled_axes(ax) as ax:
         _curve(ax, frame, what, color=next(palette(1)))
         length_axis(ax, frame.length, label=_POSITION)
-        _mark(ax, frame, trained)
+        mark_trained(ax, frame.length, trained)
         ax.set_ylabel(f"{UNITS[what]}, mean over\n{prompts_of(frame)} prompts, 95 % CI")
     return ax
 
@@ -46,7 +47,7 @@ def draw_context(
             share = frame.key_share.iloc[-1]
             _curve(ax, frame, "key_loss", color=next(colors), label=f"key tokens ({share:.1%})")
         length_axis(ax, frame.length, label=_CONTEXT)
-        _mark(ax, frame, trained)
+        mark_trained(ax, frame.length, trained)
         ax.set_ylabel(f"nats per token,\n{prompts_of(frame)} prompts, 95 % CI")
         series_legend(ax)
     return ax
@@ -60,7 +61,7 @@ def draw_gain(
         _curve(ax, frame, "context_gain", color=next(palette(1)))
         ax.axhline(0, color="0.55", lw=1, ls=":", zorder=1)
         length_axis(ax, frame.length, label=_CONTEXT)
-        _mark(ax, frame, trained)
+        mark_trained(ax, frame.length, trained)
         ax.set_ylabel(
             f"nats saved against {frame.length.iloc[0]} tokens,\nthe same {n_targets} tokens of "
             f"{prompts_of(frame)} prompts"
@@ -86,21 +87,3 @@ def _curve(
     ax.fill_between(
         frame.length, frame[f"{what}_low"], frame[f"{what}_high"], color=color, alpha=0.2, lw=0
     )
-
-
-def _mark(ax: Axes, frame: pd.DataFrame, trained: int | None) -> None:
-    """A line where the context that the model was trained for ends, if prompts go beyond it."""
-    if trained is not None and frame.length.min() < trained < frame.length.max():
-        ax.axvline(trained, color="0.55", lw=1, ls="--", zorder=1)
-        ax.annotate(
-            "trained context",
-            (trained, 1),
-            xycoords=("data", "axes fraction"),
-            xytext=(-3, -3),
-            textcoords="offset points",
-            ha="right",
-            va="top",
-            rotation=90,
-            fontsize=6,
-            color="0.4",
-        )

@@ -4,7 +4,7 @@ One style serves a notebook and a paper: colors that the color-blind tell apart,
 of powers of two, the statistic, its axis and the number of prompts in the labels.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import cycle
 from pathlib import Path
@@ -175,6 +175,24 @@ def length_axis(
     ax.xaxis.set_major_locator(FixedLocator([float(n) for n in chosen]))
     ax.xaxis.set_minor_locator(NullLocator())
     ax.xaxis.set_major_formatter(FuncFormatter(lambda n, _: f"{n:.0f}"))
+
+
+def mark_trained(ax: Axes, lengths: Collection[int], trained: int | None) -> None:
+    """A line where the context that the model was trained for ends, if prompts go beyond it."""
+    if trained is not None and min(lengths) < trained < max(lengths):
+        ax.axvline(trained, color="0.55", lw=1, ls="--", zorder=1)
+        ax.annotate(
+            "trained context",
+            (trained, 1),
+            xycoords=("data", "axes fraction"),
+            xytext=(-3, -3),
+            textcoords="offset points",
+            ha="right",
+            va="top",
+            rotation=90,
+            fontsize=6,
+            color="0.4",
+        )
 
 
 def palette(n: int) -> Iterator[tuple[float, ...]]:
