@@ -5,7 +5,8 @@
 
 Every prompt runs untreated and with every treatment, so all differences are paired over prompts.
 Measured: the loss between consecutive lengths, the loss of key tokens (those of the untreated model
-that need far context), right answers to dictionary prompts, and slopes of the variance of heads.
+that need far context), right answers to dictionary and repeat prompts of the longest length, and
+slopes of the variance of heads.
 """
 
 from collections.abc import Mapping, Sequence
@@ -53,6 +54,7 @@ from llmprobe.probes.remedy_scores import (
     compare_treatments,
     with_slopes,
 )
+from llmprobe.probes.remedy_tasks import TASKS, Task, make_tasks
 from llmprobe.probes.request import DEFAULT_LENGTHS, prepare
 from llmprobe.probes.summaries import NOTHING_FINITE, few_prompts
 from llmprobe.probes.sweeps import Piece, Sweep, chunks_agree
@@ -181,7 +183,8 @@ class RemedyProbe(Probe):
         for remedy in asked.names():  # refuses by name what cannot be treated
             Treatment(remedy, 1.0).edit(self.case)
         self.n_targets = asked.same_targets or min(_MOST_TARGETS, max(1, min(ready.lengths) // 2))
-        notes = (*ready.warnings, *note_idle(ready, asked, self.trained))
+        self.tasks, left_out = make_tasks(ready, seed=asked.seed)
+        notes = (*ready.warnings, *note_idle(ready, asked, self.trained), *left_out)
         self.ready = replace(ready, plan=asked.planned(ready.plan), warnings=notes)
         self.slope_layers = _spread(list(self.case.heads), _SLOPE_LAYERS)
         self.may_chunk = cache(  # type: ignore[method-assign]  # asked once: it runs a few tokens
@@ -224,6 +227,33 @@ class RemedyProbe(Probe):
         tally.put("key_count", _at_longest(counts, lengths), prompts)
 
     def examine(self, tally: RemedyTally, piece: Piece) -> None:
+        """Right answers of other prompts, and moments of heads."""
+        for name, task in self.tasks.items():
+            self._ask(tally, piece, name, task)
+        self._measure_heads(tally, piece)
+
+    def _ask(self, tally: RemedyTally, piece: Piece, name: str, task: Task) -> None:
+        """Share of right answers at the longest length, untreated and with every treatment."""
+        ready = self.ready
+
+        def forward(model: nn.Module, tokens: Tensor, *_: Any) -> list[Mapping[int, Any]]:
+            with self.positions():
+                found = {0: task.answers(model, tokens)}
+                for number, treatment in enumerate(self.treatments, start=1):
+                    with treatment.edit(self.case):
+                        found[number] = task.answers(model, tokens)
+            return [found]
+
+        def take(some: list[int], _: Any, parts: Any) -> None:
+            shares = [task.score(parts[0][number], some) for number in sorted(parts[0])]
+            tally.put(name, _at_longest(np.stack(shares, axis=-1), ready.lengths), some)
+
+        sweep = Sweep(
+            ready.model, task.prompts, ready.plan, self.observe, lambda: False, forward=forward
+        )
+        sweep.run(replace(piece, lengths=(task.length,)), take)
+
+    def _measure_heads(self, tally: RemedyTally, piece: Piece) -> None:
         """Head outputs of the last tokens, untreated and with each remedy at the dose next to 1."""
         ready = self.ready
         chosen = [(UNTREATED, None), *((t.remedy, t) for t in with_slopes(self.treatments))]
@@ -259,6 +289,9 @@ class RemedyProbe(Probe):
                 joined(tallies, "key_loss"), every, per=joined(tallies, "key_count")[..., 0]
             ),
         }
+        for name in TASKS:
+            if name in tallies[0].values:
+                measured[name] = compare_treatments(joined(tallies, name), every)
         columns = {
             name: np.stack([columns[name] for columns in measured.values()])
             for name in measured["loss"]

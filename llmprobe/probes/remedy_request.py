@@ -200,6 +200,8 @@ def _check_source(evidence: Evidence, ready: Prepared, asked: RemedyRequest) -> 
 
 def note_idle(ready: Prepared, asked: RemedyRequest, trained: int) -> list[str]:
     notes = already_scaled(getattr(ready.model, "config", None))
+    if asked.rope is not None and asked.variance is not None:
+        notes.append("the moments of variance were measured without repaired positions")
     if max(ready.lengths) <= trained:
         idle = [name for name in asked.names() if name not in ("adaptive", "temperature")]
         if idle:

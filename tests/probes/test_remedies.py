@@ -207,7 +207,7 @@ def test_key_tokens_are_those_that_the_untreated_model_needs_far_context_for(loa
         same_targets=7,
         **options | {"n_prompts": 24, "prompts": "text"},
     )
-    assert result.measures == ("loss", "key_loss")
+    assert result.measures == ("loss", "key_loss", "dictionary", "repeat")
     assert np.isnan(result.change[1, :, 0]).all()
     assert 0 <= result.baseline[1, -1] < 2
     assert np.isfinite(result.change[1, :, -1]).all()
