@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from llmprobe.base.intervals import holm
 from llmprobe.results.base import Result, check_shape, command_line, records
-from llmprobe.results.tables import p_cell, titled
+from llmprobe.results.tables import count, p_cell, titled
 from llmprobe.results.views import Lines, View
 
 if TYPE_CHECKING:
@@ -176,9 +176,10 @@ class RemedyResult(Result, kind="remedy"):
         what = f"{', '.join(helping)} help" if helping else "none helps"
         if len(helping) == 1:
             what = f"{helping[0]} helps"
+        doses = count([len(set(self.doses))], "dose")
         return (
-            f"remedies for {self.provenance.model}: of {len(verdicts)} at {len(set(self.doses))} "
-            f"doses, {what} at {self._span()} tokens, {self.n_prompts[0].min()} prompts"
+            f"remedies for {self.provenance.model}: of {len(verdicts)} at {doses}, {what} at "
+            f"{self._span()} tokens, {self.n_prompts[0].min()} prompts"
         )
 
     def _span(self) -> str:

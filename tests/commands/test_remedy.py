@@ -13,7 +13,7 @@ def test_it_prints_a_table_draws_and_resumes(call, tmp_path):
     options = (*QUICK, "--remedies", "logn,temperature", "--output", tmp_path / "run")
     code, out, err = call("remedy", "builtin", *options)
     assert code == 0, err
-    assert out.startswith("remedies for builtin: of 2 at 1 doses")
+    assert out.startswith("remedies for builtin: of 2 at 1 dose,")
     assert "At 9 to 32 tokens" in out
     assert (tmp_path / "run" / "remedy.png").is_file()
     document = json.loads(call("remedy", "builtin", *options, "--json")[1])
