@@ -162,6 +162,17 @@ def divide(a: Array, b: Array) -> Array:
     return a / np.where(b == 0, np.nan, b)
 
 
+def independent_difference(a: ArrayLike, b: ArrayLike) -> tuple[Array, Array, Array]:
+    """a − b with its interval, of two independent numbers with theirs, each (value, low, high).
+
+    Half widths add up as standard errors do. If the same prompts are behind both numbers, they tend
+    to err in the same direction, and the interval is too wide rather than too narrow.
+    """
+    (x, *x_ends), (y, *y_ends) = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    half = np.hypot(*((high - low) / 2 for low, high in (x_ends, y_ends)))
+    return x - y, x - y - half, x - y + half
+
+
 def positive_ratio(a: Array, b: Array) -> Array:
     """a / b where both are positive, so that it has a logarithm; else NaN."""
     positive = (a > 0) & (b > 0)

@@ -25,7 +25,7 @@ def default_folder(
     """The folder in runs/; settings that are not in `defaults` do not matter."""
     parts = [
         _part(name, settings[name])
-        for name in sorted(defaults, key=lambda n: _PLAIN.index(n) if n in _PLAIN else len(_PLAIN))
+        for name in sorted(defaults, key=_place)
         if name in settings and _spelled(name, settings[name]) != _spelled(name, defaults[name])
     ]
     key = "-".join(parts)
@@ -37,6 +37,11 @@ def default_folder(
 def slug(text: str) -> str:
     """A text as part of a file's name."""
     return re.sub(r"[^\w.,+-]+", "-", text).strip("-")
+
+
+def _place(name: str) -> tuple[int, str]:
+    """Where a setting comes in a name, the same in every version: plain ones, then by name."""
+    return (_PLAIN.index(name) if name in _PLAIN else len(_PLAIN)), name
 
 
 def _part(name: str, value: Any) -> str:

@@ -16,6 +16,8 @@ from typing import Annotated, Any
 
 import typer
 
+from llmprobe.commands.showing import say_loading
+
 Group = Mapping[str, tuple[Any, Any]]
 """Options by the name of their argument: the annotation, and the default."""
 _METAVAR = 20
@@ -50,7 +52,10 @@ def with_options(*groups: Group) -> Callable[[Callable[..., None]], Callable[...
 
         @wraps(command)
         def called(**options: Any) -> None:
-            command(**{p.name: p.default for p in parameters} | options)
+            given = {p.name: p.default for p in parameters} | options
+            if "model" in given and not given.get("quiet"):  # the imports alone take seconds
+                say_loading(given["model"])
+            command(**given)
 
         called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         called.__annotations__ = {p.name: p.annotation for p in parameters}

@@ -1,7 +1,6 @@
 """How commands that take time run: check the place, say what is being done, run, show."""
 
 import os
-import sys
 import tempfile
 import threading
 from dataclasses import fields
@@ -82,12 +81,6 @@ def _show_plan(run: "ProbeRun", target: Path) -> None:
         say(f"{run.probe.ready.loaded.name}: {run.plan.describe()}", err=True)
     else:
         say(f"{target} was finished before; --overwrite probes again", err=True)
-
-
-def say_loading(what: str) -> None:
-    """Before libraries and weights are loaded, so that a terminal shows a line at once."""
-    if sys.stderr.isatty():
-        say(f"loading {what} ...", err=True)
 
 
 def check_place(target: Path) -> None:

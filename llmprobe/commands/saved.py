@@ -1,5 +1,6 @@
 """`show`, `plot`, `compare`, `merge` and `report`: the commands that open saved results."""
 
+import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -82,16 +83,21 @@ def _rows(text: str) -> int | None:
 
 def _table(result: "Result", options: dict[str, Any]) -> Any:
     """Its table; only series have rows to sort and to leave out."""
+    if not options:
+        return result.table(width=terminal_width())
+    return _series(result, options).table(width=terminal_width(), **options)
+
+
+def _series(result: "Result", options: dict[str, Any]) -> Any:
+    """A result by layer and head, which these options are for."""
     from llmprobe.results.series import SeriesResult
 
-    if isinstance(result, SeriesResult):
-        return result.table(width=terminal_width(), **options)
-    if options:
+    if not isinstance(result, SeriesResult):
         (name, *_) = options
         raise ValueError(
             f"{name}: got {options[name]!r}, but {result.kind} results have no heads; leave it out"
         )
-    return result.table(width=terminal_width())
+    return result
 
 
 def plot(
@@ -101,7 +107,21 @@ def plot(
     kind: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="Which figure (llmprobe ls kinds). Default: the main one."
+            metavar="NAME",
+            help="Which figure (llmprobe ls kinds). Default: the main one.",
+            **FIGURE,
+        ),
+    ] = None,
+    layer: Annotated[
+        int | None, typer.Option(metavar="N", help="Draw this layer only.", **FIGURE)
+    ] = None,
+    head: Annotated[
+        int | None, typer.Option(metavar="N", help="Draw this head of each layer only.", **FIGURE)
+    ] = None,
+    heads: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME:N", help="steepest:6 or flattest:6: draw so many heads only.", **FIGURE
         ),
     ] = None,
     file_format: Annotated[
@@ -135,7 +155,12 @@ def plot(
         )
     check_drawing()
     result = load_result(folder)
-    target = output or folder / f"{kind or result.default_plot}.{file_format}"
+    given = {"layer": layer, "head": head, "heads": heads}
+    chosen = {name: value for name, value in given.items() if value is not None}
+    words = "".join(f"-{name}-{value}".replace(":", "-") for name, value in chosen.items())
+    if chosen:
+        result = _series(result, chosen).select(**chosen)
+    target = output or folder / f"{kind or result.default_plot}{words}.{file_format}"
     check_place(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     result.save_figure(target, kind, width=width)
@@ -151,9 +176,10 @@ def compare(
         Path,
         typer.Option(metavar="FILE", help="Figure to write: .png, .pdf or .svg.", **PATH, **OUTPUT),
     ] = Path("runs/compare.png"),
+    as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Draw several variance or loss results in one figure, and list their main numbers."""
+    """Compare variance or loss results: one figure, and the difference of each head of two."""
     check_drawing()
     from llmprobe.results.figures.style import write_figure
     from llmprobe.results.opening import comparable_kinds, load_result
@@ -162,9 +188,11 @@ def compare(
         raise ValueError(f"output: got {output}, accepted: a name that ends in .png, .pdf or .svg")
     results = [load_result(folder) for folder in folders]
     for folder, result in zip(folders, results, strict=True):
-        accepted = " or ".join(comparable_kinds() if result is results[0] else [results[0].kind])
+        accepted = comparable_kinds() if result is results[0] else [results[0].kind]
         if result.kind not in accepted:
-            raise ValueError(f"{folder} is a result of {result.kind}; compare those of {accepted}")
+            raise ValueError(
+                f"{folder} is a result of {result.kind}; compare those of {' or '.join(accepted)}"
+            )
     names = [result.provenance.model for result in results]
     if len(set(names)) < len(names):
         names = [folder.name for folder in folders]
@@ -177,6 +205,9 @@ def compare(
     table, axes = type(results[0]).compare(named)
     output.parent.mkdir(parents=True, exist_ok=True)
     write_figure(axes, output)
+    if as_json:
+        typer.echo(json.dumps(type(results[0]).compare_document(named)))
+        return
     print_table(table)
     say(f"figure: {output}")
 

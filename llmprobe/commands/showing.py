@@ -23,6 +23,12 @@ def say(text: str, *, err: bool = False) -> None:
     typer.echo(words if width is None else wrapped(words, width), err=err)
 
 
+def say_loading(what: str) -> None:
+    """Before libraries and weights are loaded, so that a terminal shows a line at once."""
+    if sys.stderr.isatty():
+        say(f"loading {what} ...", err=True)
+
+
 def wrapped(text: str, width: int) -> str:
     """A line as several that fit, broken between words; a longer word has a line to itself."""
     return textwrap.fill(

@@ -117,7 +117,8 @@ class SweepPlan:
 
     def describe(self) -> str:
         how = "one pass for all lengths" if self.one_pass else "one pass per length"
-        more = f"{self.n_prompts - self.first} more prompts to the {self.first} that are there"
+        left = self.n_prompts - self.first
+        more = f"{left} more prompt{'s' * (left != 1)}, {self.first} are there"
         return (
             f"{more if self.first else f'{self.n_prompts} prompts'}, {len(self.lengths)} lengths, "
             f"{how}: "

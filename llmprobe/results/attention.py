@@ -86,6 +86,7 @@ class AttentionResult(SeriesResult, kind="attention"):
             log_y=True,
         ),
     )
+    kept: ClassVar[str] = "top"
     joins: ClassVar[str] = "llmprobe.probes.attention"
 
     entropy: Array
@@ -297,15 +298,14 @@ class AttentionResult(SeriesResult, kind="attention"):
                 f"{low:+.2f} to {high:+.2f}"
                 for low, high in zip(self.slope_total_low, self.slope_total_high, strict=True)
             ],
-            "= dispersion": [f"{slope:+.2f}" for slope in self.slope_dispersion],
+            "= disp.": [f"{slope:+.2f}" for slope in self.slope_dispersion],
             "+ values": [f"{slope:+.2f}" for slope in self.slope_values],
-            "+ coherence": [f"{slope:+.2f}" for slope in self.slope_coherence],
+            "+ coh.": [f"{slope:+.2f}" for slope in self.slope_coherence],
             "decides": self.decides(),
         }
         title = "standard deviation of a head's output over prompts, and the terms of its slope"
         values = np.sqrt(self.measured_variance)
-        room = None if width is None else width - 30
-        return self._table(title, values, ends=ends, width=room, **order)
+        return self._table(title, values, ends=ends, width=width, **order)
 
     def _rows_table(self, width: int | None, **order: Any) -> Any:
         columns = {
@@ -337,4 +337,4 @@ class AttentionResult(SeriesResult, kind="attention"):
         if kind == "prediction":
             return figures.draw_prediction(self.to_frame(), ax=ax)
         name = series_name(self.layer[0], self._heads()[0])
-        return figures.draw_weights(self.top[0], self.lengths, title=name, ax=ax)
+        return figures.draw_weights(self.first_kept(), self.lengths, title=name, ax=ax)

@@ -211,6 +211,12 @@ class Result(ABC):
         """Several named results of this kind: a table to print, and the Axes of one figure."""
         raise NotImplementedError(f"results of {cls.kind} are not compared")
 
+    @classmethod
+    def compare_document(cls, named: Mapping[str, Any]) -> dict[str, Any]:
+        """The same as JSON can hold it."""
+        results = [{"name": name} | result.to_document() for name, result in named.items()]
+        return {"kind": cls.kind, "results": results}
+
     def remarks(self) -> list[str]:
         """Sentences to print below the table: what the numbers say."""
         return []

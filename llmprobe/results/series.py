@@ -4,9 +4,10 @@ A series is one layer, or one head of a layer. Arrays have the shape (series,) o
 (series, lengths, ...). "Over prompts" and "over features" name the axis of every statistic.
 """
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +39,10 @@ class SeriesResult(Result, kind=""):
 
     by_length: ClassVar[tuple[str, ...]]
     """The columns of the frame, arrays of shape (series, lengths)."""
+    by_series: ClassVar[tuple[str, ...]] = ()
+    """Arrays of shape (series,)."""
+    kept: ClassVar[str] = ""
+    """The array with values of single prompts; it has the first series only."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -121,6 +126,62 @@ class SeriesResult(Result, kind=""):
         rows = records(frame)
         return [row | {"head": None if row["head"] is None else int(row["head"])} for row in rows]
 
+    def select(
+        self, *, layer: int | None = None, head: int | None = None, heads: str | None = None
+    ) -> Self:
+        """The result of some series: a layer, a head of each layer, or `heads`.
+
+        `heads` is "steepest:6" or "flattest:6", after the other two. A test that is corrected for
+        the number of series is then corrected for those that are left.
+        """
+        chosen = np.arange(len(self.layer))
+        for name, number in (("layer", layer), ("head", head)):
+            there = getattr(self, name)
+            if number is not None and number not in there[there >= 0]:
+                known = sorted(set(there[there >= 0].tolist()))
+                accepted = f"{known[0]} to {known[-1]}" if known else "none: these are whole layers"
+                raise ValueError(f"{name}: got {number}, accepted: {accepted}")
+            chosen = chosen if number is None else chosen[there[chosen] == number]
+        if heads is not None:
+            chosen = self._ranked(chosen, heads)
+        if not len(chosen):
+            raise ValueError(
+                f"head: got {head}, but layer {layer} has none of that number; use another"
+            )
+        return self._only(chosen)
+
+    def _ranked(self, among: Integers, heads: str) -> Integers:
+        match = re.fullmatch(r"(steepest|flattest):([1-9]\d{0,5})", heads)
+        if match is None:
+            raise ValueError(f"heads: got {heads!r}, accepted: steepest:6, flattest:6 (any number)")
+        ranks = self.ranking()
+        if ranks is None:
+            raise ValueError(
+                f"heads: got {heads!r}, but {self.kind} results have no slopes; use head"
+            )
+        known = among[np.isfinite(ranks[among])]
+        order = known[np.argsort(ranks[known], kind="stable")]
+        n = int(match[2])
+        return order[:n] if match[1] == "steepest" else order[::-1][:n]
+
+    def _only(self, chosen: Integers) -> Self:
+        names = ("layer", "head", "n_prompts", "nonfinite", *self.by_length, *self.by_series)
+        changed = {name: getattr(self, name)[chosen] for name in names if hasattr(self, name)}
+        changed["layer_type"] = tuple(self.layer_type[index] for index in chosen)
+        if self.kept:
+            values = getattr(self, self.kept)
+            changed[self.kept] = values[chosen[chosen < len(values)]]
+        return replace(self, **changed)
+
+    def first_kept(self) -> NDArray[Any]:
+        """Values of single prompts of the first series."""
+        values: NDArray[Any] = getattr(self, self.kept)
+        if not len(values):
+            raise ValueError(
+                "head: values of single prompts were kept of the first heads only; use one of these"
+            )
+        return values[0]
+
     def ranking(self) -> Array | None:
         """What series are ranked by, the smallest first; None if there is nothing to rank by."""
         return None
@@ -150,25 +211,28 @@ class SeriesResult(Result, kind=""):
         rows: int | None,
     ) -> Any:
         """A row for each series: a statistic by length, then the columns `ends`."""
-        shown = fitting(self.lengths, width)
         starts: dict[str, Any] = {"layer": self.layer}
         if (self.head >= 0).any():
             starts["head"] = self.head
         if set(self.layer_type) != {"full"}:
             starts["type"] = self.layer_type
+        cells = [[f"{value:.3g}" for value in row] for row in values]
+        shown = fitting(self.lengths, width, cells=cells, others=starts | dict(ends))
         table = titled(title)
         for name in starts:
-            table.add_column(name, justify="left" if name == "type" else "right")
+            justify: Any = "left" if name == "type" else "right"
+            table.add_column(name, justify=justify, no_wrap=True)
         for name in (*map(str, shown), *ends):
             table.add_column(name, justify="right", no_wrap=True)
-        chosen = values[:, [self.lengths.index(length) for length in shown]]
+        places = [self.lengths.index(length) for length in shown]
         for row in self.order(sort)[:rows]:
             first = (f"{column[row]}" for column in starts.values())
             last = (column[row] for column in ends.values())
-            table.add_row(*first, *(f"{value:.3g}" for value in chosen[row]), *last)
+            table.add_row(*first, *(cells[row][place] for place in places), *last)
         n_shown = len(self.layer) if rows is None else rows
         hidden = {"rows": len(self.layer) - n_shown, "lengths": len(self.lengths) - len(shown)}
         if more := [f"{n} more {what}" for what, n in hidden.items() if n > 0]:
+            more = more if shown else [text.replace("more lengths", "lengths") for text in more]
             how = " (--rows all)" if hidden["rows"] > 0 else ""
             table.caption = f"and {' and '.join(more)} in the saved result{how}"
         return table

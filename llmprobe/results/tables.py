@@ -16,9 +16,6 @@ from llmprobe.base.lengths import spread
 MAX_ROWS = 20
 MANY = 10
 """More series than this are ranked, in tables and figures."""
-_COLUMN = 10
-_OTHER_COLUMNS = 58
-"""Characters: of a column with numbers, and of layer, head, slope, interval, R² and label."""
 
 
 def titled(title: str | None = None) -> Table:
@@ -26,15 +23,31 @@ def titled(title: str | None = None) -> Table:
     return Table(
         title=None if title is None else escape(title),
         title_justify="left",
+        caption_justify="left",
         box=None,
         pad_edge=False,
     )
 
 
-def fitting(lengths: Sequence[int], width: int | None) -> list[int]:
-    """The lengths that fit a terminal: all, or some spread evenly with the first and the last."""
-    room = len(lengths) if width is None else max(2, (width - _OTHER_COLUMNS) // _COLUMN)
-    return spread(lengths, room)
+def fitting(
+    lengths: Sequence[int],
+    width: int | None,
+    *,
+    cells: Sequence[Sequence[str]],
+    others: Mapping[str, Sequence[Any]],
+) -> list[int]:
+    """The lengths whose columns fit a terminal: all, or some spread evenly, or none.
+
+    `cells` are those of the lengths by row, `others` the other columns by their headings.
+    """
+    if width is None:
+        return list(lengths)
+    taken = sum(
+        max(len(name), *(len(f"{x}") for x in column)) + 2 for name, column in others.items()
+    )
+    widest = max(len(text) for row in (map(str, lengths), *cells) for text in row) + 2
+    room = (width + 2 - taken) // widest  # the last column needs no gap
+    return spread(lengths, room) if room > 1 else list(lengths)[: max(0, room)]
 
 
 def heading(variant: str) -> str:

@@ -4,13 +4,12 @@ result = load_result("runs/llama")
 result.to_frame(), result.decay_frame(), result.reading()
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.markup import escape
 
 from llmprobe.base.intervals import holm
 from llmprobe.base.trends import ENDS, MARGIN, SLOPES, TESTS
@@ -22,8 +21,6 @@ from llmprobe.results.views import HeadMap, Lines, View
 if TYPE_CHECKING:
     import pandas as pd
 
-_SPLIT_COLUMNS = 24
-"""Characters of the columns on the slope within queries."""
 LABELS = {
     "dispersing": "slope within {margin} of uniform attention",
     "falling": "slope below 0",
@@ -78,6 +75,7 @@ class VarianceResult(SeriesResult, kind="variance"):
             log_y=True,
         ),
     )
+    kept: ClassVar[str] = "feature_values"
     joins: ClassVar[str] = "llmprobe.probes.variance"
 
     at: str
@@ -353,7 +351,6 @@ class VarianceResult(SeriesResult, kind="variance"):
         if self.tested == "within":
             ends["within"] = _signed(self.slope_within)
             ends["95 % CI "] = _intervals(self.slope_within_low, self.slope_within_high)
-            width = None if width is None else width - _SPLIT_COLUMNS
         ends["R²"] = [f"{r2:.2f}" for r2 in self.r2]
         if not self._is_old:
             ends["label"] = self.labels().tolist()
@@ -383,16 +380,39 @@ class VarianceResult(SeriesResult, kind="variance"):
 
     @classmethod
     def compare(cls, named: Mapping[str, Self]) -> tuple[Any, Any]:
-        from llmprobe.results.figures.variance import draw_comparison
+        from rich.console import Group
 
+        from llmprobe.results.figures.variance import draw_comparison
+        from llmprobe.results.pairs import pair_table
+
+        _check_comparable(named)
         frames = {name: result.to_frame() for name, result in named.items()}
-        return compare_table(named.items()), draw_comparison(frames)
+        table, pairs = compare_table(named.items()), cls._pairs(named)
+        if pairs is not None:
+            table = Group(table, pair_table(pairs))
+        return table, draw_comparison(frames)
+
+    @classmethod
+    def compare_document(cls, named: Mapping[str, Self]) -> dict[str, Any]:
+        _check_comparable(named)
+        pairs = cls._pairs(named)
+        rows = [] if pairs is None else next(iter(named.values()))._records(pairs)
+        return super().compare_document(named) | {"pairs": rows}
+
+    @classmethod
+    def _pairs(cls, named: Mapping[str, Self]) -> "pd.DataFrame | None":
+        """The same series of two results; None for more results, or without such series."""
+        from llmprobe.results.pairs import pair_frame
+
+        frames = [result.decay_frame() for result in named.values()]
+        pairs = pair_frame(*frames) if len(frames) == 2 else None
+        return None if pairs is None or pairs.empty else pairs
 
     def _feature_frame(self) -> "pd.DataFrame":
         """The kept values of the first series, long."""
         import pandas as pd
 
-        values = self.feature_values[0]
+        values = self.first_kept()
         index = pd.MultiIndex.from_product(
             [self.lengths, self.features, range(values.shape[-1])],
             names=["length", "feature", "prompt"],
@@ -409,21 +429,39 @@ def _intervals(low: Array, high: Array) -> list[str]:
     return [f"{a:+.2f} to {b:+.2f}" for a, b in zip(low, high, strict=True)]
 
 
+def _check_comparable(named: Mapping[str, VarianceResult]) -> None:
+    """Refuse results whose slopes are about different things."""
+    (first, one), *others = named.items()
+    for name, other in others:
+        if one.at != other.at:
+            raise ValueError(
+                f"compare: {first} has at {one.at!r} and {name} has at {other.at!r}; compare heads "
+                "with heads, or outputs with outputs"
+            )
+        if one.lengths != other.lengths:
+            raise ValueError(
+                f"compare: {first} and {name} have different lengths, {one.lengths} and "
+                f"{other.lengths}, and slopes depend on them; use results of the same lengths"
+            )
+
+
+def _shown(lengths: Sequence[int]) -> str:
+    return f"{lengths[0]}..{lengths[-1]}"
+
+
 def compare_table(results: Iterable[tuple[str, VarianceResult]]) -> Any:
-    """A row for each named result: where its slopes lie."""
-    table = titled("slopes of log std over log N")
-    table.add_column("result")
-    for name in ("at", "layers", "lengths", "prompts", "series", "std of"):
-        table.add_column(name, justify="right")
-    for name in ("median slope", "lowest", "highest"):
-        table.add_column(name, justify="right")
-    for name, result in results:
+    """A row for each named result: where its slopes lie. Names may be long: they stand above."""
+    named = list(results)
+    one = named[0][1]
+    names = "".join(f"\n{number}: {name}" for number, (name, _) in enumerate(named, start=1))
+    table = titled(f"slopes of log std over log N, {one.at}, {_shown(one.lengths)} tokens{names}")
+    for name in ("", "layers", "prompts", "series", "std of", "median slope", "lowest", "highest"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for number, (_, result) in enumerate(named, start=1):
         layers, known = sorted(set(result.layer.tolist())), result.slope[np.isfinite(result.slope)]
         table.add_row(
-            escape(name),
-            escape(result.at),
+            f"{number}",
             f"{layers[0]}" if len(layers) == 1 else f"{layers[0]}..{layers[-1]}",
-            f"{min(result.lengths)}..{max(result.lengths)}",
             f"{result.n_prompts.min()}",
             f"{len(result.slope)}",
             "features" if result.tested == "features" else "total",

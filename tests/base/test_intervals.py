@@ -14,6 +14,7 @@ from llmprobe.base.intervals import (
     estimate,
     geometric_estimate,
     holm,
+    independent_difference,
     log_interval,
     log_positive,
     magnitude,
@@ -411,3 +412,12 @@ def test_the_interval_of_a_share_is_wilsons_and_stays_between_0_and_1():
         assert found.mean == n_right / 20
         assert (found.low, found.high) == pytest.approx((wanted.low, wanted.high), abs=1e-12)
     assert np.isnan(proportion_estimate([np.nan]).mean)
+
+
+def test_the_interval_of_a_difference_covers_as_often_as_it_says():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(0.3, 0.2, 20_000), rng.normal(0.1, 0.05, 20_000)
+    _, low, high = independent_difference(
+        [x, x - 1.96 * 0.2, x + 1.96 * 0.2], [y, y - 1.96 * 0.05, y + 1.96 * 0.05]
+    )
+    assert np.mean((low < 0.2) & (high > 0.2)) == pytest.approx(0.95, abs=0.006)

@@ -24,7 +24,7 @@ def test_a_name_has_what_differs_from_the_defaults():
     assert named() == "runs/variance-builtin"
     assert named(at="heads") == "runs/variance-builtin-heads"
     some = named(lengths="16..4k", at="heads", seed=1, allow_pickle=True, layers="0,4..8")
-    assert some == "runs/variance-builtin-heads-16..4096-layers-0,4..8-allow-pickle-seed-1"
+    assert some == "runs/variance-builtin-heads-16..4096-allow-pickle-layers-0,4..8-seed-1"
     assert named(n_prompts=128) == named(), "prompts can be added to a result"
 
 

@@ -42,7 +42,7 @@ def test_the_table_has_the_numbers_of_the_longest_prompts():
     numbers = [*(x[1, -1] for x in columns), np.exp(result.log_lambda[1, -1]), result.first[1, -1]]
     assert head[5:] == [f"{x:.2f}" for x in numbers]
     header, first, second, *_ = shown[7:]
-    assert header.endswith("= dispersion  + values  + coherence     decides")
+    assert header.endswith("= disp.  + values  + coh.     decides")
     assert first.split()[-4:] == ["-0.48", "+0.00", "+0.01", "dispersion"]
     assert second.split()[-4:] == ["-0.13", "+0.20", "+0.06", "values"]
 

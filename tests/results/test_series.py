@@ -83,7 +83,7 @@ def test_types_are_shown_where_they_differ_and_long_tables_are_cut():
 
 def test_a_narrow_terminal_gets_fewer_lengths_and_is_told():
     result = make_variance_result(lengths=tuple(2**k for k in range(4, 15)))
-    shown = text(result.table(width=88))
+    shown = text(result.table(width=80))
     assert shown.splitlines()[1].split()[2:5] == ["16", "512", "16384"]
     assert shown.splitlines()[2].split()[3] == f"{result.std_median[0, 5]:.3g}"
     assert "8 more lengths" in shown
@@ -105,3 +105,56 @@ def test_many_series_are_ranked_and_a_few_are_in_the_order_of_layers():
     assert attention.order().tolist() == list(range(4))
     with pytest.raises(ValueError, match="attention results have none; use layer"):
         attention.order("slope")
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 132])
+@pytest.mark.parametrize("make", [make_variance_result, make_attention_result])
+def test_no_cell_is_cut_in_a_terminal(make, width):
+    wide = text(make().table(), width=400)
+    narrow = text(make().table(width=80), width=80)
+    assert "…" not in narrow
+    assert set(narrow.split()) - {"and", "more", "lengths", "in", "the", "saved", "result"} <= set(
+        wide.split()
+    ) | {"1", "2", "3"}
+
+
+def test_series_are_selected_by_layer_head_and_rank():
+    slopes = np.array([-0.1, -0.5, np.nan, -0.3, 0.2, -0.2])
+    result = dataclasses.replace(make_variance_result(), slope=slopes)
+    one = result.select(layer=1, head=2)
+    assert (one.layer.tolist(), one.head.tolist()) == ([1], [2])
+    np.testing.assert_array_equal(one.std_median, result.std_median[5:])
+    assert result.select(layer=1).head.tolist() == [0, 1, 2]
+    assert result.select(heads="steepest:2").slope.tolist() == [-0.5, -0.3]
+    assert result.select(heads="flattest:9").slope.tolist() == [0.2, -0.1, -0.2, -0.3, -0.5]
+    assert result.select(layer=1, heads="steepest:1").slope.tolist() == [-0.3]
+    assert one.plot().get_legend() is not None
+    with pytest.raises(ValueError, match="kept of the first heads only"):
+        one.plot("features")
+    result.select(layer=0, head=0).plot("features")
+    make_attention_result().select(layer=1).plot("weights")
+
+
+@pytest.mark.parametrize(
+    ("choice", "words"),
+    [
+        ({"layer": 2}, "layer: got 2, accepted: 0 to 1"),
+        ({"head": -1}, "head: got -1, accepted: 0 to 2"),
+        ({"heads": "best:3"}, "accepted: steepest:6, flattest:6"),
+        ({"heads": "steepest:0"}, "accepted: steepest:6"),
+    ],
+)
+def test_series_that_are_not_there_are_refused(choice, words):
+    with pytest.raises(ValueError, match=words):
+        make_variance_result().select(**choice)
+    with pytest.raises(ValueError, match="whole layers"):
+        whole_layers(make_variance_result()).select(head=0)
+
+
+@pytest.mark.parametrize("make", [make_variance_result, make_attention_result])
+def test_every_array_is_by_series_or_kept_of_some(make):
+    result = make()
+    named = {"layer", "head", "n_prompts", "nonfinite", "features", result.kept}
+    for field in dataclasses.fields(result):
+        if isinstance(getattr(result, field.name), np.ndarray):
+            assert field.name in named | {*result.by_length} | {*result.by_series}, field.name

@@ -16,12 +16,18 @@ from llmprobe.results.tables import (
 )
 
 
-def test_a_wide_place_has_all_lengths_and_a_narrow_one_both_ends():
+def test_a_wide_place_has_all_lengths_and_a_narrow_one_what_fits():
     lengths = tuple(2**k for k in range(4, 15))
-    assert fitting(lengths, None) == list(lengths)
-    assert fitting(lengths, 300) == list(lengths)
-    assert fitting(lengths, 88) == [16, 512, 16384]
-    assert fitting(lengths, 1) == [16, 16384]
+    cells, others = [["0.00123"] * 11] * 2, {"layer": [0, 11], "95 % CI": ["-0.50 to -0.40"] * 2}
+
+    def fit(width):
+        return fitting(lengths, width, cells=cells, others=others)
+
+    assert fit(None) == fit(300) == list(lengths)
+    assert fit(7 + 16 + 3 * 9 - 2) == [16, 512, 16384]
+    assert fit(7 + 16 + 3 * 9 - 3) == [16, 16384]
+    assert fit(7 + 16 + 9) == [16]
+    assert fit(20) == []
 
 
 def test_a_name_is_broken_at_each_plus_and_never_read_as_markup():

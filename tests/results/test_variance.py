@@ -44,8 +44,10 @@ def test_remarks_have_the_share_of_right_answers_before_the_reading(variance_res
 
 def test_a_comparison_names_each_result(variance_result):
     shown = text(compare_table([("a", variance_result), ("b", variance_result)]))
-    cells = " ".join(shown.splitlines()[2].split())
-    assert cells == "a heads 0..1 16..256 64 6 total -0.50 -0.50 -0.50"
+    lines = [" ".join(line.split()) for line in shown.splitlines()]
+    assert lines[0] == "slopes of log std over log N, heads, 16..256 tokens"
+    assert lines[1:3] == ["1: a", "2: b"]
+    assert lines[4] == "1 0..1 64 6 total -0.50 -0.50 -0.50"
     unknown = dataclasses.replace(variance_result, slope=np.full(6, np.nan))
     assert text(compare_table([("a", unknown)])).split()[-3:] == ["–"] * 3
 
