@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 from legal_samples import make_legality_result
 from samples import (
+    make_ablation_result,
     make_attention_result,
     make_loss_result,
+    make_remedy_result,
     make_retrieval_result,
     make_synthetic_result,
     make_variance_result,
@@ -23,6 +25,8 @@ MAKERS = {
     "variance": make_variance_result,
     "attention": make_attention_result,
     "loss": make_loss_result,
+    "ablation": make_ablation_result,
+    "remedy": make_remedy_result,
     "retrieval": make_retrieval_result,
     "synthetic": make_synthetic_result,
     "legality": make_legality_result,
