@@ -1,5 +1,6 @@
-"""The same layers and heads of two variance results, side by side."""
+"""Variance results side by side: their slopes, and the same layers and heads of two of them."""
 
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,4 +50,45 @@ def pair_table(frame: "pd.DataFrame", *, rows: int = MAX_ROWS) -> Any:
     if len(frame) > rows:
         told.insert(0, f"and {len(frame) - rows} more pairs with smaller differences (--json)")
     table.caption = "\n".join(told)
+    return table
+
+
+def check_comparable(named: Mapping[str, Any]) -> None:
+    """Refuse results whose slopes are about different things."""
+    (first, one), *others = named.items()
+    for name, other in others:
+        if one.at != other.at:
+            raise ValueError(
+                f"compare: {first} has at {one.at!r} and {name} has at {other.at!r}; compare heads "
+                "with heads, or outputs with outputs"
+            )
+        if one.lengths != other.lengths:
+            raise ValueError(
+                f"compare: {first} and {name} have different lengths, {one.lengths} and "
+                f"{other.lengths}, and slopes depend on them; use results of the same lengths"
+            )
+
+
+def _shown(lengths: Sequence[int]) -> str:
+    return f"{lengths[0]}..{lengths[-1]}"
+
+
+def compare_table(results: Iterable[tuple[str, Any]]) -> Any:
+    """A row for each named result: where its slopes lie. Names may be long: they stand above."""
+    named = list(results)
+    one = named[0][1]
+    names = "".join(f"\n{number}: {name}" for number, (name, _) in enumerate(named, start=1))
+    table = titled(f"slopes of log std over log N, {one.at}, {_shown(one.lengths)} tokens{names}")
+    for name in ("", "layers", "prompts", "series", "std of", "median slope", "lowest", "highest"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for number, (_, result) in enumerate(named, start=1):
+        layers, known = sorted(set(result.layer.tolist())), result.slope[np.isfinite(result.slope)]
+        table.add_row(
+            f"{number}",
+            f"{layers[0]}" if len(layers) == 1 else f"{layers[0]}..{layers[-1]}",
+            f"{result.n_prompts.min()}",
+            f"{len(result.slope)}",
+            "features" if result.tested == "features" else "total",
+            *(f"{f(known):+.2f}" if len(known) else "–" for f in (np.median, np.min, np.max)),
+        )
     return table

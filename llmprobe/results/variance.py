@@ -4,7 +4,7 @@ result = load_result("runs/llama")
 result.to_frame(), result.decay_frame(), result.reading()
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -15,7 +15,7 @@ from llmprobe.base.intervals import holm
 from llmprobe.base.trends import ENDS, MARGIN, SLOPES, TESTS
 from llmprobe.results.base import check_shape, missing_as_nan
 from llmprobe.results.series import Array, Integers, SeriesResult
-from llmprobe.results.tables import MAX_ROWS, titled
+from llmprobe.results.tables import MAX_ROWS
 from llmprobe.results.views import HeadMap, Lines, View
 
 if TYPE_CHECKING:
@@ -383,9 +383,9 @@ class VarianceResult(SeriesResult, kind="variance"):
         from rich.console import Group
 
         from llmprobe.results.figures.variance import draw_comparison
-        from llmprobe.results.pairs import pair_table
+        from llmprobe.results.pairs import check_comparable, compare_table, pair_table
 
-        _check_comparable(named)
+        check_comparable(named)
         frames = {name: result.to_frame() for name, result in named.items()}
         table, pairs = compare_table(named.items()), cls._pairs(named)
         if pairs is not None:
@@ -394,7 +394,9 @@ class VarianceResult(SeriesResult, kind="variance"):
 
     @classmethod
     def compare_document(cls, named: Mapping[str, Self]) -> dict[str, Any]:
-        _check_comparable(named)
+        from llmprobe.results.pairs import check_comparable
+
+        check_comparable(named)
         pairs = cls._pairs(named)
         rows = [] if pairs is None else next(iter(named.values()))._records(pairs)
         return super().compare_document(named) | {"pairs": rows}
@@ -427,44 +429,3 @@ def _signed(values: Array) -> list[str]:
 
 def _intervals(low: Array, high: Array) -> list[str]:
     return [f"{a:+.2f} to {b:+.2f}" for a, b in zip(low, high, strict=True)]
-
-
-def _check_comparable(named: Mapping[str, VarianceResult]) -> None:
-    """Refuse results whose slopes are about different things."""
-    (first, one), *others = named.items()
-    for name, other in others:
-        if one.at != other.at:
-            raise ValueError(
-                f"compare: {first} has at {one.at!r} and {name} has at {other.at!r}; compare heads "
-                "with heads, or outputs with outputs"
-            )
-        if one.lengths != other.lengths:
-            raise ValueError(
-                f"compare: {first} and {name} have different lengths, {one.lengths} and "
-                f"{other.lengths}, and slopes depend on them; use results of the same lengths"
-            )
-
-
-def _shown(lengths: Sequence[int]) -> str:
-    return f"{lengths[0]}..{lengths[-1]}"
-
-
-def compare_table(results: Iterable[tuple[str, VarianceResult]]) -> Any:
-    """A row for each named result: where its slopes lie. Names may be long: they stand above."""
-    named = list(results)
-    one = named[0][1]
-    names = "".join(f"\n{number}: {name}" for number, (name, _) in enumerate(named, start=1))
-    table = titled(f"slopes of log std over log N, {one.at}, {_shown(one.lengths)} tokens{names}")
-    for name in ("", "layers", "prompts", "series", "std of", "median slope", "lowest", "highest"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for number, (_, result) in enumerate(named, start=1):
-        layers, known = sorted(set(result.layer.tolist())), result.slope[np.isfinite(result.slope)]
-        table.add_row(
-            f"{number}",
-            f"{layers[0]}" if len(layers) == 1 else f"{layers[0]}..{layers[-1]}",
-            f"{result.n_prompts.min()}",
-            f"{len(result.slope)}",
-            "features" if result.tested == "features" else "total",
-            *(f"{f(known):+.2f}" if len(known) else "–" for f in (np.median, np.min, np.max)),
-        )
-    return table

@@ -9,8 +9,9 @@ from samples import make_variance_result
 
 from llmprobe import load_result
 from llmprobe.results.base import Result
+from llmprobe.results.pairs import compare_table
 from llmprobe.results.series import SeriesResult
-from llmprobe.results.variance import VarianceResult, compare_table
+from llmprobe.results.variance import VarianceResult
 
 
 def test_kinds_are_registered_and_the_base_is_none():
