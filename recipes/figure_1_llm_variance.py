@@ -31,7 +31,7 @@ def main(
     model: Annotated[str | None, typer.Option(help="Hub id, folder or .gguf file.")] = None,
     text: Annotated[Path | None, typer.Option(help="Unigrams of it; else random tokens.")] = None,
     query: Annotated[
-        Literal["fixed", "free"], typer.Option(help="fixed: one last token for all.")
+        Literal["fixed", "free"], typer.Option(help="fixed: 16 last tokens for all.")
     ] = "fixed",
     component: Annotated[int, typer.Option(help="The one feature.")] = 0,
     output: Annotated[Path, typer.Option(help="Folder for figure and result.")] = Path("figures"),

@@ -67,10 +67,14 @@ def measure(size, runs, folder):
             for query in QUERIES:
                 result = probe_variance(network, query=query, **size["probe"])
                 result.save(folder / f"{task}_{query}_{seed}", overwrite=True)
+                slope, low, high = (
+                    getattr(result, f"slope_{result.tested}{end}")[0]
+                    for end in ("", "_low", "_high")
+                )
                 print(
-                    f"{task}, {query} query, seed {seed}: slope {result.slope[0]:+.3f}, 95 % "
-                    f"interval {result.slope_low[0]:+.3f} to {result.slope_high[0]:+.3f} over "
-                    f"{result.n_prompts.min()} prompts; the law says -0.5"
+                    f"{task}, {query} query, seed {seed}: slope {slope:+.3f}, 95 % interval "
+                    f"{low:+.3f} to {high:+.3f} over {result.n_prompts.min()} prompts; the law says "
+                    "-0.5"
                 )
 
 
@@ -88,7 +92,8 @@ def draw_task(results, panel):
     """Standard deviation against length, a color for each kind of query."""
     for number, (query, result) in enumerate(results.items()):
         frame, color = result.to_frame(), f"C{number}"
-        label = f"{query} query, slope {result.slope[0]:+.2f}"
+        slope = getattr(result, f"slope_{result.tested}")[0]
+        label = f"{query} query, slope {slope:+.2f}"
         # One solid, one broken: where they agree, both are seen.
         style = {"ls": ("-", "--")[number], "marker": "o", "ms": 3}
         panel.plot(frame.length, frame.std_median, color, label=label, **style)
