@@ -73,8 +73,8 @@ def measure(size, runs, folder):
                 )
                 print(
                     f"{task}, {query} query, seed {seed}: slope {slope:+.3f}, 95 % interval "
-                    f"{low:+.3f} to {high:+.3f} over {result.n_prompts.min()} prompts; the law says "
-                    "-0.5"
+                    f"{low:+.3f} to {high:+.3f} over {result.n_prompts.min()} prompts; the law "
+                    "says -0.5"
                 )
 
 
