@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 from cells import (
     baseline,
     beyond,
@@ -158,16 +159,23 @@ def proposition(root: Path) -> str:
 
 @table
 def heads(root: Path) -> str:
-    result = saved(root / "figures/smollm2_heads")
-    decay = result.decay_frame().set_index("head")
-    frame = result.to_frame().pivot(index="head", columns="length", values="std_median")
+    one, several, free = (
+        saved(root / f"figures/smollm2_heads{x}").decay_frame().set_index("head")
+        for x in ("", "_queries", "_random")
+    )
+
+    def cell(row: pd.Series, slope: str) -> str:
+        return interval(row[slope], row[f"{slope}_low"], row[f"{slope}_high"], "+.2f")
+
     lines = [
-        f"{head} | {std.iloc[0]:.3g} | {std.iloc[-1]:.3g} | "
-        + interval(*decay.loc[head, ["slope", "slope_low", "slope_high"]], "+.2f")
-        for head, std in frame.iterrows()
+        f"{head} | {cell(one.loc[head], 'slope')} {one.label[head]} | "
+        f"{cell(row, 'slope')} | {cell(row, 'slope_within')} {row.label} | "
+        f"{cell(free.loc[head], 'slope')} {free.label[head]}"
+        for head, row in several.iterrows()
     ]
-    lengths = f"| std at {frame.columns[0]:,}| std at {frame.columns[-1]:,}"
-    return rows(f" head{lengths}| slope [95 % CI]", lines)
+    return rows(
+        " head| one last token| 16 last tokens: total| within| any last token, random", lines
+    )
 
 
 @table

@@ -38,6 +38,26 @@ def lab(root: Path) -> str:
     return "".join(f"- {line}\n" for line in lines)
 
 
+PROTOCOLS = {
+    "WikiText unigrams, all end in `cl`": ("smollm2_heads", "slope"),
+    "WikiText unigrams, 16 last tokens": ("smollm2_heads_queries", "slope"),
+    "the same, within a last token": ("smollm2_heads_queries", "slope_within"),
+    "random tokens, any last token (default)": ("smollm2_heads_random", "slope"),
+}
+"""How prompts were made, with the saved result and the slope of it."""
+
+
+@table
+def protocol(root: Path) -> str:
+    lines = []
+    for name, (folder, slope) in PROTOCOLS.items():
+        frame = saved(root / "figures" / folder).decay_frame().set_index("head")
+        ends = [slope, f"{slope}_low", f"{slope}_high"]
+        cells = (interval(*frame.loc[head, ends], "+.2f") for head in (0, 3))
+        lines.append(" | ".join([name, *cells]))
+    return rows("256 prompts, 16 to 2,048 tokens| head 0| head 3", lines)
+
+
 @table
 def recipes(root: Path) -> str:
     folder = root / "figures"

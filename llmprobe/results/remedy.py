@@ -203,7 +203,7 @@ class RemedyResult(Result, kind="remedy"):
                 words = f"{name} changes nothing up to {self.lengths[-1]} tokens"
             else:
                 words = (
-                    f"{name} makes no difference that can be told: at {dose} {shown}; a change of "
+                    f"{name} makes no difference that can be seen: at {dose} {shown}; a change of "
                     f"{self.detectable[0, best, -1]:.3f} nats would have been seen in four of five "
                     "cases"
                 )
