@@ -108,7 +108,7 @@ class HeadClass:
     name: str
     heads: dict[int, tuple[int, ...]]
     control_of: int = -1
-    """The number of the class that this one is a control of; −1 for a class of its own."""
+    """The number of the class that this one is a control of; −1 for a class that is no control."""
 
     def __str__(self) -> str:
         return ",".join(f"{layer}.{head}" for layer, some in self.heads.items() for head in some)
