@@ -8,7 +8,7 @@ Expected: colder softmaxes help beyond L once positions are repaired (Qwen-7B, d
     hurts, `restore` helps and its shams do not.
 Measured: none helps, at quick scale. Built-in model (L = 256), 8 prompts of its text, 257 to 512
     tokens: logn, yarn, infoscale and temperature change the loss by less than 0.01 nats at dose
-    0.5, which cannot be told from 0; adaptive +0.12 [+0.08, +0.15], restore +0.04 [+0.03, +0.06]
+    0.5, not clearly different from 0; adaptive +0.12 [+0.08, +0.15], restore +0.04 [+0.03, +0.06]
     and norm +0.09 [+0.06, +0.12] hurt at that dose (95 % CIs; Holm's correction). With positions
     repaired by YaRN the colder softmaxes turn to -0.002 to -0.004 nats, which is not significant
     either; adaptive hurts.
