@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from cells import at, beyond, effect, interval, minus, rows, saved, table
@@ -58,6 +59,12 @@ def protocol(root: Path) -> str:
     return rows("256 prompts, 16 to 2,048 tokens| head 0| head 3", lines)
 
 
+def _verdict(result: Any, verdict: str) -> str:
+    """The remedies of which a result says so."""
+    names = [name for name in result.names() if result.verdict(name) == verdict]
+    return " and ".join([", ".join(names[:-1]), names[-1]][len(names) < 2 :]) if names else "none"
+
+
 @table
 def recipes(root: Path) -> str:
     folder = root / "figures"
@@ -88,6 +95,7 @@ def recipes(root: Path) -> str:
         saved(folder / f"set_complement_search_{x}_constant") for x in ("gpt", "attention")
     )
     games = saved(folder / "othello_length_constant")
+    remedies = saved(folder / "what_helps")
     found = {
         "proposition_1": (
             "with one query, is the slope −0.5?",
@@ -149,6 +157,12 @@ def recipes(root: Path) -> str:
         "train_builtin_model": (
             "do the built-in model's heads lose variance?",
             f"{(map_30.slope_high < 0).sum()} of {len(map_30)} do",
+        ),
+        "what_helps": (
+            "do remedies help the built-in model beyond its context?",
+            f"{_verdict(remedies, 'helps')} helps, {_verdict(remedies, 'hurts')} hurt, at up to "
+            f"{remedies.lengths[-1] / remedies.context_length:.0f} times its context "
+            f"({remedies.n_prompts[0, -1]} prompts)",
         ),
     }
     lines = (

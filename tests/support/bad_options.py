@@ -240,6 +240,8 @@ BAD_BY_NAME: dict[str, dict[str, str]] = {
         "/proc/x.html": "cannot be written",
     },
     "report folders": FOLDER,
+    "remedy field": {"text": "text prompts have none"},
+    "loss field": {"text": "text prompts have none"},
     "remedy prompts": {"pie": "random, unigram, text, dictionary"},
     "ablate prompts": {"pie": "random, unigram, text, dictionary"},
     "ablate heads": {"pie": "LAYER.HEAD", "0.x": "LAYER.HEAD"},
