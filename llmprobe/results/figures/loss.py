@@ -71,12 +71,12 @@ def draw_gain(
 
 def draw_comparison(frames: Mapping[str, pd.DataFrame], what: str, *, ax: Any = None) -> Axes:
     """Several results in one figure."""
-    with styled_axes(ax, legend=True) as ax:
+    with styled_axes(ax) as ax:
         for (name, frame), color in zip(frames.items(), palette(len(frames)), strict=False):
             _curve(ax, frame, what, color=color, label=name)
         length_axis(ax, (n for frame in frames.values() for n in frame.length), label=_POSITION)
         ax.set_ylabel(f"{UNITS[what]}, 95 % CI over prompts")
-        series_legend(ax)
+        series_legend(ax, above=True)
     return ax
 
 

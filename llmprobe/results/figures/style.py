@@ -143,13 +143,13 @@ def last_of(series: Mapping[str, pd.DataFrame], column: str) -> list[float]:
     return [float(part[column].iloc[-1]) for part in series.values()]
 
 
-def series_legend(ax: Axes, *, title: str | None = None) -> None:
-    """A narrow legend next to the lines: inside, it would cover some of them."""
+def series_legend(ax: Axes, *, title: str | None = None, above: bool = False) -> None:
+    """A narrow legend next to the lines, where it covers none; `above` them if names are long."""
     ax.legend(
         title=title,
         alignment="left",
-        loc="upper left",
-        bbox_to_anchor=(1, 1),
+        loc="lower left" if above else "upper left",
+        bbox_to_anchor=(0, 1) if above else (1, 1),
         handlelength=1.2,
         handletextpad=0.5,
         borderaxespad=0.3,

@@ -92,7 +92,7 @@ def _ends(slopes: Sequence[float]) -> tuple[str, str]:
 
 def draw_comparison(frames: Mapping[str, pd.DataFrame], *, ax: Axes | None = None) -> Axes:
     """The median standard deviations of several results against length, one color a result."""
-    with styled_axes(ax, legend=True) as ax:
+    with styled_axes(ax) as ax:
         for (name, frame), color in zip(frames.items(), palette(len(frames)), strict=False):
             series = by_series(frame)
             width = 1.4 if len(series) == 1 else 0.8
@@ -106,7 +106,7 @@ def draw_comparison(frames: Mapping[str, pd.DataFrame], *, ax: Axes | None = Non
         ax.set_ylabel(
             f"standard deviation over {prompts_of(joined)}\nprompts, median over features"
         )
-        series_legend(ax)
+        series_legend(ax, above=True)
     return ax
 
 

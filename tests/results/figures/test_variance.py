@@ -7,6 +7,8 @@ import pytest
 from samples import make_variance_result
 from seaborn.utils import relative_luminance
 
+from llmprobe.results.figures.variance import draw_comparison
+
 
 def lines(ax):
     return {line.get_label(): line for line in ax.get_lines()}
@@ -106,3 +108,13 @@ def test_the_map_marks_slopes_whose_interval_includes_zero():
     bar = ax.collections[0].colorbar.ax
     ax.get_figure().draw_without_rendering()
     assert bar.get_window_extent().width < 0.1 * ax.get_figure().dpi
+
+
+def test_long_names_of_a_comparison_stand_above_the_lines():
+    frame = make_variance_result().to_frame()
+    names = ("variance-builtin-heads-layers-all", "variance-builtin-heads-layers-all-seed-1")
+    ax = draw_comparison(dict.fromkeys(names, frame))
+    figure = ax.get_figure()
+    figure.draw_without_rendering()
+    assert ax.get_legend().get_window_extent().y0 >= ax.get_window_extent().y1
+    assert ax.get_window_extent().width > figure.bbox.width / 2
