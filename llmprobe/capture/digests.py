@@ -6,7 +6,9 @@ hooked into it, and the edits of its attention that are active here. It does not
 model lies: the same weights on another device, or offloaded by accelerate, have the same digest.
 
 sha256 is the fastest hash of the standard library on processors that have instructions for it (all
-current ones), and releases Python's lock, so blocks of weights are hashed by several threads.
+current ones), and releases Python's lock, so blocks of weights are hashed by several threads. The
+digest is of the model in memory and is not cached by file: edits and adapters count, and hashing
+takes a small part of the time that loading takes.
 """
 
 import functools

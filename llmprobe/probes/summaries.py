@@ -1,6 +1,6 @@
 """What all summaries share: joining lengths, and notes on what weakens the numbers."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from llmprobe.base.components import GroupMoments
 from llmprobe.base.moments import Groups, Moments
+from llmprobe.base.trends import fit_sides
 from llmprobe.capture.discovery import AttentionLayer
 from llmprobe.probes.tallies import Evidence
 
@@ -94,3 +95,24 @@ def rounded(evidence: Evidence, mean: NDArray[Any], std: NDArray[Any]) -> list[s
         f"from {evidence.lengths[first]} tokens on {share[first]:.0%} of the features vary less "
         f'than {name} rounds them; use dtype="float32"'
     ]
+
+
+def each_side(
+    layer: AttentionLayer, lengths: tuple[int, ...], groups: GroupMoments
+) -> Iterator[str]:
+    """The slopes up to the window of a layer and beyond it: one line would mix two regimes."""
+    sides = [] if layer.window is None else fit_sides(lengths, groups, layer.window)
+    told = []
+    for where, slope in zip(("up to", "beyond"), sides, strict=False):
+        known = slope.value[np.isfinite(slope.value)]
+        if len(known) == 0:
+            return
+        low, high = (float(end[0]) for end in slope.ends())
+        spread = (
+            f"median of {len(known)}" if len(known) > 1 else f"95 % CI {low:+.2f} to {high:+.2f}"
+        )
+        told.append(
+            f"{np.median(known):+.2f} ({spread}) {where} the window of {layer.window} tokens"
+        )
+    if told:
+        yield f"slope {', '.join(told)}"

@@ -54,6 +54,8 @@ class Tally:
         self.kept: dict[int, dict[int, Tensor]] = {number: {} for number in self.numbers}
         self.n_asked = self.n_right = 0
         """Prompts that have a right answer, and how many of them the model gave it for."""
+        self.n_by_chance = 0.0
+        """How many a blind copy of what could be the answer would be right for, on average."""
 
     @staticmethod
     def shapes(layer: AttentionLayer, *, whole: bool) -> dict[str, tuple[int, ...]]:
@@ -75,8 +77,11 @@ class Tally:
         return torch.stack([by_prompt[prompt] for prompt in sorted(by_prompt)]).cpu()
 
     def state(self) -> State:
-        """Everything as plain arrays: `asked`, `NAME/LAYER/...`, `kept/LAYER/...`."""
-        state: dict[str, Any] = {"asked": np.array([self.n_asked, self.n_right])}
+        """Everything as plain arrays: `asked`, `chance`, `NAME/LAYER/...`, `kept/LAYER/...`."""
+        state: dict[str, Any] = {
+            "asked": np.array([self.n_asked, self.n_right]),
+            "chance": np.array([self.n_by_chance]),
+        }
         for (layer, name), part in (self.moments | self.groups).items():
             state[f"{name}/{layer}"] = part.state()
         for layer, by_prompt in self.kept.items():
@@ -89,6 +94,8 @@ class Tally:
         """Take in what `state()` of another one gave; its prompt 0 is this one's `first`."""
         asked, right = (int(n) for n in state["asked"])
         self.n_asked, self.n_right = self.n_asked + asked, self.n_right + right
+        [chance] = state.get("chance", [np.nan])  # older evidence does not have it
+        self.n_by_chance += float(chance)
         for (layer, name), moments in self.moments.items():
             moments.merge(Moments.from_state(under(f"{name}/{layer}", state, "/")))
         for (layer, name), groups in self.groups.items():
@@ -118,7 +125,7 @@ def at_length(state: State, index: int) -> State:
     found = {}
     for name, value in state.items():
         *_, what = name.split("/")
-        if what in ("asked", "n_prompts", "prompts"):
+        if what in ("asked", "chance", "n_prompts", "prompts"):
             found[name] = value
         else:
             found[name] = value[:, [index]] if name.startswith("kept/") else value[[index]]

@@ -21,10 +21,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from llmprobe.base.components import GroupMoments
 from llmprobe.base.moments import Groups, Moments
 from llmprobe.base.progress import Progress
-from llmprobe.base.trends import compare_trends, fit_sides, fit_trends
+from llmprobe.base.trends import compare_trends, fit_trends
 from llmprobe.capture.discovery import AttentionLayer, LayerChoice, attention_layers
 from llmprobe.capture.loading import AnyModel, LoadedModel
 from llmprobe.capture.outputs import AT, capture_attention
@@ -36,6 +35,7 @@ from llmprobe.probes.request import DEFAULT_LENGTHS, Request, check_count, prepa
 from llmprobe.probes.summaries import (
     NOTHING_FINITE,
     by_series,
+    each_side,
     few_prompts,
     group_moments,
     left_out,
@@ -254,6 +254,7 @@ class VarianceProbe(Probe):
             right = parts[-1][-1] == ready.prompts.answers(indices, length)
             tally.n_asked += len(indices)
             tally.n_right += int(right.sum())
+            tally.n_by_chance += sum(ready.prompts.facts(indices, length)["chance"])
 
         plan = ready.plan
         if plan.chunk is not None and not self._all_in_chunks():
@@ -306,7 +307,7 @@ class VarianceProbe(Probe):
                 same = group_moments(null, heads, are_queries=n_queries > 1)
                 row |= compare_trends(lengths, groups, same)
             reasons += rounded(evidence, mean, std)
-            reasons += _each_side(layer, lengths, groups)
+            reasons += each_side(layer, lengths, groups)
             notes += [f"layer {layer.layer}: {reason}" for reason in reasons]
             row["n_prompts"] = count.max(axis=-1)
             nonfinite = by_series(total, "nonfinite", heads)
@@ -331,6 +332,7 @@ class VarianceProbe(Probe):
             ),
             warnings=tuple(notes),
             accuracy=tuple(t.n_right / t.n_asked for t in tallies if t.n_asked),
+            accuracy_chance=_chances(tallies),
             features=np.arange(features.shape[2]),
             feature_values=features,
             **series,
@@ -409,25 +411,10 @@ def _feature_values(evidence: Evidence, heads: bool) -> NDArray[np.float32]:
     return np.stack(kept[:_KEPT_SERIES]).astype(np.float32)
 
 
-def _each_side(
-    layer: AttentionLayer, lengths: tuple[int, ...], groups: GroupMoments
-) -> Iterator[str]:
-    """The slopes up to the window of a layer and beyond it: one line would mix two regimes."""
-    sides = [] if layer.window is None else fit_sides(lengths, groups, layer.window)
-    told = []
-    for where, slope in zip(("up to", "beyond"), sides, strict=False):
-        known = slope.value[np.isfinite(slope.value)]
-        if len(known) == 0:
-            return
-        low, high = (float(end[0]) for end in slope.ends())
-        spread = (
-            f"median of {len(known)}" if len(known) > 1 else f"95 % CI {low:+.2f} to {high:+.2f}"
-        )
-        told.append(
-            f"{np.median(known):+.2f} ({spread}) {where} the window of {layer.window} tokens"
-        )
-    if told:
-        yield f"slope {', '.join(told)}"
+def _chances(tallies: Sequence[VarianceTally]) -> tuple[float, ...]:
+    """The accuracy of a blind copy at each length; empty if it is not known of all prompts."""
+    found = tuple(t.n_by_chance / t.n_asked for t in tallies if t.n_asked)
+    return found if np.isfinite(found).all() else ()
 
 
 def _uniform_variance(

@@ -117,6 +117,8 @@ class VarianceResult(SeriesResult, kind="variance"):
     """The features of which values were kept."""
     feature_values: NDArray[np.float32]
     """Their values for some prompts: (kept series, lengths, features, prompts)."""
+    accuracy_chance: tuple[float, ...] = ()
+    """The accuracy of copying any value of the list, next to `accuracy`."""
     total_variance: Array = missing_as_nan("layer_type", "lengths")
     """Variance over prompts, summed over features; (series, lengths), like the next."""
     total_variance_low: Array = missing_as_nan("layer_type", "lengths")
@@ -187,7 +189,8 @@ class VarianceResult(SeriesResult, kind="variance"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "accuracy", tuple(self.accuracy))
+        for name in ("accuracy", "accuracy_chance"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
         if self._is_old:
             for end in ENDS:
                 object.__setattr__(self, f"slope_features{end}", getattr(self, f"slope{end}"))
@@ -334,6 +337,9 @@ class VarianceResult(SeriesResult, kind="variance"):
     def remarks(self) -> list[str]:
         shares = (f"{n}: {a:.0%}" for n, a in zip(self.lengths, self.accuracy, strict=False))
         answers = f"accuracy on the first token of the answer, by length: {', '.join(shares)}"
+        if self.accuracy_chance:
+            blind = ", ".join(f"{share:.0%}" for share in self.accuracy_chance)
+            answers += f"; a blind copy of what could be the answer has {blind}"
         queries = self.query_text()
         return [
             *([answers] if self.accuracy else []),

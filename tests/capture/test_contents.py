@@ -13,8 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from saved_models import refusal
 
-from llmprobe.capture.contents import gguf_values, quick_gguf
+from llmprobe.capture.contents import check_layers, gguf_values, quick_gguf
 from llmprobe.capture.loading import load_model
+from llmprobe.capture.refusals import Refusal
 
 
 @pytest.fixture(autouse=True)
@@ -180,10 +181,14 @@ def test_a_usual_normalizer_is_accepted(llama):
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
 def test_a_gigabyte_of_nothing_is_no_json(llama, name):
-    for size in (10_000, 2**30):
+    # The small one is read and the large one is not; it is of holes and takes no room.
+    for size, words in (
+        (10_000, "not a text"),
+        (2**30, "1,073,741,824 bytes, which is no model's"),
+    ):
         (llama / name).write_bytes(b"")
         os.truncate(llama / name, size)
-        assert "not a text" in refusal(llama) or "which is no model's" in refusal(llama)
+        assert words in refusal(llama)
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
@@ -194,9 +199,16 @@ def test_a_link_to_a_device_is_no_file(llama, name):
 
 
 def test_a_device_is_no_model(tmp_path):
-    for name in ("x", "x.gguf"):
+    for name, words in {"x": "is a file, but no .gguf", "x.gguf": "is no plain file"}.items():
         (tmp_path / name).symlink_to("/dev/zero")
-        assert "file" in refusal(tmp_path / name)
+        assert words in refusal(tmp_path / name)
+
+
+def test_no_model_has_so_many_layers_whatever_its_weights_are():
+    for n_tensors in (None, 10**6):
+        with pytest.raises(Refusal, match=r"is 10,001 .* no model has so many"):
+            check_layers("n_layer", 10_001, n_tensors)
+        check_layers("n_layer", 10_000, n_tensors)
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.complex64])

@@ -171,6 +171,21 @@ def test_dictionaries_come_with_the_share_of_right_answers():
     result = probe_variance(loaded, "32,64", prompts="dictionary", n_prompts=4)
     assert len(result.accuracy) == 2
     assert all(0 <= share <= 1 for share in result.accuracy)
+    options = {"n_prompts": 4, "lengths": (32, 64), "tokenizer": loaded.tokenizer}
+    bos = loaded.bos_token_id if loaded.adds_bos else None
+    prompts = make_prompts(
+        "dictionary", **options, vocab_size=len(loaded.tokenizer), bos_token_id=bos
+    )
+    for length, chance in zip((32, 64), result.accuracy_chance, strict=True):
+        shares = []
+        answers = prompts.answers(range(4), length)
+        for row, answer in zip(prompts.batch(range(4), length), answers, strict=True):
+            _, *lines, _ = loaded.tokenizer.decode(row).split("\n")
+            values = [prompts._pieces([x.split("->")[1]], after="\n")[0][0] for x in lines]
+            shares.append(np.mean([value == answer for value in values]))
+        # The first line may be cut: then it is no candidate, or it is one that is not seen here.
+        assert chance == pytest.approx(np.mean(shares), abs=0.2)
+    assert result.accuracy_chance[0] > result.accuracy_chance[1] > 0
 
 
 def asked_for_answers(hook, lengths="32,64", **options):

@@ -41,6 +41,10 @@ def test_remarks_have_the_share_of_right_answers_before_the_reading(variance_res
     answered = dataclasses.replace(variance_result, accuracy=(1.0, 0.75, 0.5))
     assert answered.remarks()[0].endswith("by length: 16: 100%, 64: 75%, 256: 50%")
     assert answered.remarks()[1] == variance_result.reading()
+    against = dataclasses.replace(answered, accuracy_chance=(0.5, 0.25, 0.125))
+    assert against.remarks()[0].endswith(
+        "; a blind copy of what could be the answer has 50%, 25%, 12%"
+    )
 
 
 def test_a_comparison_names_each_result(variance_result):
