@@ -135,7 +135,7 @@ BAD_BY_NAME: dict[str, dict[str, str]] = {
         "nowhere.jsonl": "does not exist; check the path",
         "{}/empty": "is none of .txt, .jsonl",
     },
-    "field": {"text": "random prompts have none"},
+    "field": {"text": "prompts have none; leave it out"},
     "text": {
         "{}/nowhere.txt": "does not exist; check the path",
         "{}/empty": "is a folder; give a file",
