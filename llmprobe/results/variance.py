@@ -360,8 +360,11 @@ class VarianceResult(SeriesResult, kind="variance"):
         ends["R²"] = [f"{r2:.2f}" for r2 in self.r2]
         if not self._is_old:
             ends["label"] = self.labels().tolist()
-        title = "standard deviation over prompts, median over features"
-        return self._table(title, self.std_median, ends=ends, width=width, sort=sort, rows=rows)
+        # What the slope is about; folders of older versions have no total.
+        title, std = "total standard deviation over prompts", np.sqrt(self.total_variance)
+        if self._is_old:
+            title, std = "standard deviation over prompts, median over features", self.std_median
+        return self._table(title, std, ends=ends, width=width, sort=sort, rows=rows)
 
     def to_document(self) -> dict[str, Any]:
         decay = self._records(self.decay_frame())

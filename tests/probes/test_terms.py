@@ -149,7 +149,7 @@ def test_of_a_head_that_disperses_nothing_but_dispersion_has_a_slope():
 
 def test_tokens_that_cannot_vary_make_a_head_incoherent():
     """Behind BOS and before a fixed query one token of three varies, among sixteen fourteen do."""
-    options = {"query": "fixed", "bos": "yes", "n_prompts": 64}
+    options = {"query": "id:5", "bos": "yes", "n_prompts": 64}
     result = probe_attention(no_positions(), (3, 16), **options)
     fixed = result.dispersion_first + result.dispersion_query
     np.testing.assert_allclose(fixed, [[2 / 3, 2 / 16]] * 4, rtol=0.05)

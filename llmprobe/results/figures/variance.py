@@ -44,11 +44,18 @@ def draw_decay(
 ) -> Axes:
     """Standard deviation over prompts against length, log-log (Figure 1 of the paper).
 
-    `frame` has the columns of `VarianceResult.to_frame()`. For each series the median over features
-    with its quartile band, and the chosen feature dashed; the gray line falls with slope −1/2, the
-    rate of attention that disperses. `slopes` and `types` (full, sliding, linear), one for each
-    series, stand in the legend; lines of other types than full are broken.
+    `frame` has the columns of `VarianceResult.to_frame()`. For each series the total standard
+    deviation with its 95 % CI, which `slopes` are about, and dashed the part within queries if
+    several are fixed. Results of older versions have no total: they show the median over features
+    with its quartiles, and the chosen feature dashed. The gray line falls with slope −1/2, the rate
+    of attention that disperses. `slopes` and `types` (full, sliding, linear), one for each series,
+    stand in the legend; lines of other types than full are broken.
     """
+    frame, has_total = _with_std(frame)
+    dashed, words = "component_std", f"feature {component}"
+    if has_total:
+        dashed, words = "std_within", "within a query"
+        component = 0 if frame.std_within.notna().any() else None
     with styled_axes(ax, legend=True) as ax:
         series = by_series(frame)
         kinds, few = types or ["full"] * len(series), len(series) <= MAX_LABELED
@@ -60,29 +67,39 @@ def draw_decay(
         draw_series(
             ax,
             drawn,
-            "std_median",
-            ranks=last_of(series, "std_median") if slopes is None else slopes,
+            "std",
+            ranks=last_of(series, "std") if slopes is None else slopes,
             ends=_ENDS if slopes is None else _ends(slopes),
             with_ranks=slopes is not None,
             styles=[{"ls": _LINES[kind]} for kind in kinds],
         )
         if few:  # more bands would hide each other
             for part, color in zip(series.values(), palette(len(series)), strict=False):
-                low, high = part.std_q25, part.std_q75
+                low, high = part.std_low, part.std_high
                 ax.fill_between(part.length, low, high, color=color, alpha=0.15, lw=0)
                 if component is not None:
-                    ax.plot(part.length, part.component_std, color=color, lw=0.8, ls="--")
+                    ax.plot(part.length, part[dashed], color=color, lw=0.8, ls="--")
         _draw_reference_slope(frame, ax)
         length_axis(ax, frame.length)
         ax.set_yscale("log")
         ax.set_ylabel(f"standard deviation\nover {prompts_of(frame)} prompts")
         if few and component is not None:
-            ax.plot([], [], color="0.3", lw=0.8, ls="--", label=f"feature {component}")
+            ax.plot([], [], color="0.3", lw=0.8, ls="--", label=words)
         if few:
-            ax.fill_between([], [], color="0.3", alpha=0.15, lw=0, label="quartiles")
+            band = "95 % CI" if has_total else "quartiles"
+            ax.fill_between([], [], color="0.3", alpha=0.15, lw=0, label=band)
         what = "layer" if frame["head"].isna().all() else "head"
         series_legend(ax, title=None if slopes is None else f"{what} (slope)")
     return ax
+
+
+def _with_std(frame: pd.DataFrame) -> tuple[pd.DataFrame, bool]:
+    """With the standard deviation that slopes are about, and whether that is the total one."""
+    if not frame.total_variance.notna().any():
+        shown = {"std": "std_median", "std_low": "std_q25", "std_high": "std_q75"}
+        return frame.assign(**{name: frame[column] for name, column in shown.items()}), False
+    ends = {f"std{end}": np.sqrt(frame[f"total_variance{end}"]) for end in ("", "_low", "_high")}
+    return frame.assign(**ends, std_within=np.sqrt(frame.within_variance)), True
 
 
 def _ends(slopes: Sequence[float]) -> tuple[str, str]:
@@ -91,21 +108,23 @@ def _ends(slopes: Sequence[float]) -> tuple[str, str]:
 
 
 def draw_comparison(frames: Mapping[str, pd.DataFrame], *, ax: Axes | None = None) -> Axes:
-    """The median standard deviations of several results against length, one color a result."""
+    """The standard deviations of several results against length, one color a result."""
+    shown = {name: _with_std(frame) for name, frame in frames.items()}
+    frames = {name: frame for name, (frame, _) in shown.items()}
+    has_total = all(total for _, total in shown.values())
     with styled_axes(ax) as ax:
         for (name, frame), color in zip(frames.items(), palette(len(frames)), strict=False):
             series = by_series(frame)
             width = 1.4 if len(series) == 1 else 0.8
             for number, part in enumerate(series.values()):
                 label = name if number == 0 else None
-                ax.plot(part.length, part.std_median, color=color, lw=width, alpha=0.8, label=label)
+                ax.plot(part.length, part["std"], color=color, lw=width, alpha=0.8, label=label)
         joined = pd.concat(frames.values())
         _draw_reference_slope(joined, ax)
         length_axis(ax, joined.length)
         ax.set_yscale("log")
-        ax.set_ylabel(
-            f"standard deviation over {prompts_of(joined)}\nprompts, median over features"
-        )
+        which = "" if has_total else ", median over features"
+        ax.set_ylabel(f"standard deviation over {prompts_of(joined)}\nprompts{which}")
         series_legend(ax, above=True)
     return ax
 
@@ -198,7 +217,7 @@ def draw_features(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
 
 
 def _draw_reference_slope(frame: pd.DataFrame, ax: Axes) -> None:
-    start = frame[frame.length == frame.length.min()].std_median.max()
+    start = frame[frame.length == frame.length.min()]["std"].max()
     if not start > 0:
         return
     lengths = np.array(sorted(set(frame.length)), dtype=float)

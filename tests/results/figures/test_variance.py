@@ -19,10 +19,26 @@ def test_decay_draws_every_series_of_the_frame(variance_result):
     assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
     line = lines(ax)["L1H2 (−0.50)"]
     assert line.get_xdata().tolist() == [16, 64, 256]
-    np.testing.assert_array_equal(line.get_ydata(), variance_result.std_median[5])
+    np.testing.assert_allclose(line.get_ydata(), variance_result.total_variance[5] ** 0.5)
     assert "64 prompts" in ax.get_ylabel()
     assert "tokens" in ax.get_xlabel()
     assert ax.get_legend().get_title().get_text() == "head (slope)"
+
+
+def test_folders_from_before_show_the_median_feature_and_several_queries_their_part(
+    variance_result,
+):
+    nothing = np.full_like(variance_result.std_median, np.nan)
+    old = dataclasses.replace(variance_result, total_variance=nothing).plot()
+    np.testing.assert_array_equal(
+        lines(old)["L1H2 (−0.50)"].get_ydata(), variance_result.std_median[5]
+    )
+    assert {"feature 0", "quartiles"} <= {x.get_text() for x in old.get_legend().get_texts()}
+    within = variance_result.total_variance / 2
+    both = dataclasses.replace(variance_result, within_variance=within).plot()
+    dashed = [line.get_ydata() for line in both.get_lines() if line.get_linestyle() == "--"]
+    np.testing.assert_allclose(dashed[:6], np.sqrt(within))
+    assert {"within a query", "95 % CI"} <= {x.get_text() for x in both.get_legend().get_texts()}
 
 
 def test_decay_shows_the_rate_of_dispersion_for_comparison(variance_result):
@@ -76,7 +92,7 @@ def test_many_series_are_a_bundle_with_three_of_them_named():
         "median:\nL0H14 (−0.24)": 14,
         "flattest:\nL0H0 (0.00)": 0,
     }.items():
-        np.testing.assert_array_equal(drawn[name].get_ydata(), many.std_median[index])
+        np.testing.assert_allclose(drawn[name].get_ydata(), many.total_variance[index] ** 0.5)
     rising = dataclasses.replace(many, slope=-slopes).plot()
     assert "rising:\nL1H14 (+0.50)" in lines(rising)
     unknown = dataclasses.replace(many, slope=np.full(30, np.nan)).plot()
