@@ -18,10 +18,10 @@ _ACCEPTED = "accepted: free, fixed, the text of one token, or id:NUMBER"
 
 def check_query(query: Any, n_queries: int | None, *, n_prompts: int | None = None) -> None:
     """Refuse what is no query for any model."""
-    if not isinstance(query, str) or not query:
+    if not isinstance(query, str) or not query or "\0" in query:
         raise ValueError(f"query: got {query!r}, {_ACCEPTED}")
     if query.strip().lower() in ("free", "fixed") and query not in ("free", "fixed"):
-        raise ValueError(f"query: got {query!r}; write {query.strip().lower()!r}, or id:NUMBER")
+        raise ValueError(f"query: got {query!r}; use {query.strip().lower()!r}, or id:NUMBER")
     if n_queries is None:
         return
     if not isinstance(n_queries, int) or not 1 <= n_queries <= MAX_QUERIES:

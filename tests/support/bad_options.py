@@ -245,6 +245,7 @@ BAD_BY_NAME: dict[str, dict[str, str]] = {
     "remedy prompts": {"pie": "random, unigram, text, dictionary"},
     "ablate prompts": {"pie": "random, unigram, text, dictionary"},
     "ablate heads": {"pie": "LAYER.HEAD", "0.x": "LAYER.HEAD"},
+    "n-controls": {"-2": "0 or more"},
     "ablate variance": {"{}/run": "leave one of them out"},
     "remedy heads": {
         "first": "all, dispersing, or LAYER.HEAD",
