@@ -46,7 +46,7 @@
       }
     });
     const button = box.querySelector("button.csv");
-    button.addEventListener("click", () => {
+    button?.addEventListener("click", () => {
       const link = document.createElement("a");
       link.href = URL.createObjectURL(new Blob([data.tables[button.dataset.table]], { type: "text/csv" }));
       link.download = button.dataset.name;

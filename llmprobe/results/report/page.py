@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from functools import cache
 from importlib.resources import files
+from itertools import combinations
 from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,9 @@ from llmprobe.base.visible import visible
 from llmprobe.errors import LLMProbeError, ResultExistsError
 from llmprobe.results.base import Result
 from llmprobe.results.opening import load_result
+from llmprobe.results.pairs import pair_frame
 from llmprobe.results.report.charts import explore, inked, line_charts
+from llmprobe.results.variance import VarianceResult
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -83,7 +86,8 @@ def render(results: Sequence[tuple[str, Result]], *, title: str | None = None) -
         "summaries": "\n".join(_summary(*named) for named in results),
         "charts": "\n".join(_chart(n, heading) for n, (heading, _) in enumerate(charts)),
         "figures": "\n".join(_figure(*named) for named in results),
-        "tables": "\n".join(_table(n, *named) for n, named in enumerate(results)),
+        "tables": "\n".join(_table(n, *named) for n, named in enumerate(results))
+        + _differences(results),
         "data": _inert(data),
         "runtime": scripts[0],
         "script": scripts[1],
@@ -165,7 +169,28 @@ def _figure(name: str, result: Result) -> str:
 
 
 def _table(number: int, name: str, result: Result) -> str:
-    frame = result.key_frame()
+    return _rows(
+        f"{name}: {result.kind}",
+        result.key_frame(),
+        f'<button type=button class=csv data-table="table-{number}" '
+        f'data-name="{_text(result.kind)}.csv">download all columns as CSV</button>',
+    )
+
+
+def _differences(results: Sequence[tuple[str, Result]]) -> str:
+    """The slopes of the same heads of every two variance results that can be compared."""
+    named = [(name, result) for name, result in results if isinstance(result, VarianceResult)]
+    tables = []
+    for (first, one), (second, other) in combinations(named, 2):
+        if (one.at, one.lengths) != (other.at, other.lengths):
+            continue
+        frame = pair_frame(one.decay_frame(), other.decay_frame())
+        if len(frame):
+            tables.append(_rows(f"{second} minus {first}: slopes of the same heads", frame))
+    return "\n".join(tables)
+
+
+def _rows(heading: str, frame: "pd.DataFrame", more: str = "") -> str:
     head = "".join(
         f"<th scope=col><button type=button>{_text(column)}</button></th>" for column in frame
     )
@@ -173,14 +198,11 @@ def _table(number: int, name: str, result: Result) -> str:
         "<tr>" + "".join(f"<td>{_cell(value)}</td>" for value in row) + "</tr>"
         for row in frame.head(_MAX_ROWS).itertuples(index=False)
     )
-    more = len(frame) - _MAX_ROWS
-    note = f"<p>and {more:,} more rows in the CSV</p>" if more > 0 else ""
+    hidden = len(frame) - _MAX_ROWS
+    note = f"<p>and {hidden:,} more rows in the CSV</p>" if hidden > 0 else ""
     return (
-        f"<details class=table><summary>{_text(name)}: {_text(result.kind)}, "
-        f"{len(frame):,} rows</summary>"
-        f"<p><label>filter <input type=search></label> "
-        f'<button type=button class=csv data-table="table-{number}" '
-        f'data-name="{_text(result.kind)}.csv">download all columns as CSV</button></p>'
+        f"<details class=table><summary>{_text(heading)}, {len(frame):,} rows</summary>"
+        f"<p><label>filter <input type=search></label> {more}</p>"
         f"<div class=scroll><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
         f"</div>{note}</details>"
     )

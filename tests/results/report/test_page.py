@@ -90,6 +90,7 @@ def test_folders_and_results_of_one_model_are_told_apart(tmp_path):
     text = path.read_text()
     assert "toy (one): variance" in text
     assert "toy (two): variance" in text
+    assert "toy (two) minus toy (one): slopes of the same heads, 6 rows" in text
     with pytest.raises(ResultExistsError, match=r"page\.html exists"):
         write_report(result, path)
     write_report(result, path, overwrite=True)
