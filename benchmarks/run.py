@@ -13,6 +13,7 @@ f  Othello games, against a plain game
 g  starting, against `import torch`
 h  growth of time and memory with the length
 i  what edits cost over a bare forward
+j  memory of losses, over the layers alone
 
 Peers that are not installed are left out, and a line says so. The exit code is 1 if a target is
 missed or numbers are unequal.
@@ -30,6 +31,7 @@ import attention
 import editing
 import games
 import growth
+import losses
 import overhead
 import startup
 import sweeps
@@ -49,6 +51,7 @@ CASES = {
     "g": startup.run,
     "h": growth.run,
     "i": editing.run,
+    "j": losses.run,
 }
 
 

@@ -23,6 +23,7 @@ SHAPES = {
     "llama_1b": (2048, 8192, 16, 32, 8, 128_256),  # Llama-3.2-1B
     "smollm2": (576, 1536, 30, 9, 3, 49_152),  # SmolLM2-135M
     "toy": (512, 1536, 4, 8, 2, 1000),  # small enough for whole matrices of 8,192 tokens
+    "narrow": (256, 768, 2, 4, 2, 128_256),  # with nearly all of its weights in the vocabulary
     "tiny": (32, 48, 3, 4, 2, 50),  # for tests
 }
 

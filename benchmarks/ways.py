@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import llmprobe
-from llmprobe import capture_attention, capture_rows
+from llmprobe import capture_attention, capture_rows, token_losses
 
 N_TOP = 16
 Way = Callable[[nn.Module, Tensor, Sequence[int], Sequence[int]], Tensor]
@@ -167,6 +167,20 @@ def whole_matrices(
     return torch.stack(found)
 
 
+def losses(
+    model: nn.Module, tokens: Tensor, lengths: Sequence[int], layers: Sequence[int]
+) -> Tensor:
+    """Nats of every token."""
+    return token_losses(model, tokens)
+
+
+def layers_alone(
+    model: nn.Module, tokens: Tensor, lengths: Sequence[int], layers: Sequence[int]
+) -> Tensor:
+    """The hidden states of the last position, without logits."""
+    return model.model(tokens, use_cache=False).last_hidden_state[:, -1]
+
+
 WAYS: dict[str, Way] = {
     "llmprobe": one_pass,
     "hooks": hooks,
@@ -177,6 +191,8 @@ WAYS: dict[str, Way] = {
     "TransformerLens, early stop": transformer_lens_stop,
     "rows": rows,
     "output_attentions": whole_matrices,
+    "losses": losses,
+    "layers": layers_alone,
 }
 TOOLS = ("hooks", "nnsight", "TransformerLens")
 """The ways without llmprobe's; each has its early stop."""

@@ -105,17 +105,21 @@ class _Slices:
             return self._logits(tokens, options)
 
     def losses(self, tokens: Tensor, targets: Tensor, **options: Any) -> Tensor:
-        parts: list[Tensor] = []
+        found: Tensor | None = None
         n_done, n_positions = 0, targets.shape[1]
         with self._attached():
             while n_done < n_positions:
                 # The first slice is one position: it says how many logits there are.
                 self.part = slice(n_done, min(n_done + self._width(len(tokens)), n_positions))
                 logits = self._logits(tokens, options)
-                parts.append(_nats(logits, targets[:, self.part].to(logits.device)))
+                nats = _nats(logits, targets[:, self.part].to(logits.device))
+                if found is None:  # at once: what is kept between slices would pin the heap
+                    found = nats.new_empty(targets.shape)
+                found[:, self.part] = nats
                 n_done = self.part.stop
-                del logits
-        return torch.cat(parts, dim=1)
+                del logits, nats
+        assert found is not None, "there is a position"
+        return found
 
     @contextmanager
     def _attached(self) -> Iterator[None]:
