@@ -181,11 +181,13 @@ class RetrievalResult(SeriesResult, kind="retrieval"):
             f" The head with most attention on the source is {name}: {weight[0]:.3f} at "
             f"{self.lengths[0]} tokens, {weight[-1]:.3f} at {self.lengths[-1]}."
         )
-        right, loss = self.right_source_low > 0, self.loss_source_high < 0
+        right, worse = self.right_source_low > 0, self.loss_source_low > 0
+        loss = self.loss_source_high < 0
         return (
             f"{text} More attention on the source goes with right answers in {right.sum()} of "
-            f"{len(right)} heads, and with a lower loss of the answer in {loss.sum()} (95 % CI of "
-            f"the rank correlation; chance alone would give about {0.025 * len(right):.0f})."
+            f"{len(right)} heads, with a lower loss of the answer in {loss.sum()}, and with a "
+            f"higher loss in {worse.sum()} (95 % CI of the rank correlation; chance alone would "
+            f"give about {0.025 * len(right):.0f} of each)."
         )
 
     def remarks(self) -> list[str]:

@@ -69,8 +69,13 @@ def draw_links(links: pd.DataFrame, *, n_prompts: int, ax: Axes | None = None) -
             known.loss_source - known.loss_source_low,
             known.loss_source_high - known.loss_source,
         ]
-        sure = known.loss_source_high < 0
-        for chosen, color, label in ((~sure, "0.7", None), (sure, next(palette(1)), "CI below 0")):
+        below, above = known.loss_source_high < 0, known.loss_source_low > 0
+        colors = palette(2)
+        for chosen, color, label in (
+            (~below & ~above, "0.7", None),
+            (below, next(colors), "CI below 0"),
+            (above, next(colors), "CI above 0"),
+        ):
             part = known[chosen]
             ax.errorbar(
                 part.source,
@@ -84,10 +89,10 @@ def draw_links(links: pd.DataFrame, *, n_prompts: int, ax: Axes | None = None) -
             )
         ax.axhline(0, color="0.55", lw=1, ls=":", zorder=1)
         ax.set_xscale("log")
-        ax.set_xlabel("weight on the source, mean over prompts and lengths")
+        ax.set_xlabel("weight on the source, mean over lengths")
         ax.set_ylabel(
             f"ρ of the answer's loss and weight on\nthe source, {n_prompts} prompts, 95 % CI"
         )
-        if sure.any():
+        if (below | above).any():
             ax.legend(loc="best")
     return ax
