@@ -31,7 +31,8 @@ from llmprobe.errors import LLMProbeError
 
 app = typer.Typer(
     name="llmprobe",
-    help="What happens to attention as prompts get longer, which heads do it, and what helps.",
+    help="What happens to attention as prompts get longer, which heads do it, does it hurt, and "
+    "what helps?",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

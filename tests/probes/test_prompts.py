@@ -282,7 +282,7 @@ def test_a_long_text_is_no_reason_to_warn(caplog):
     [
         ("poem", {}, "prompts: got 'poem', accepted: random, unigram, text, dictionary"),
         ("random", {"query": ""}, "query: got '', accepted: free, fixed, the text of one token"),
-        ("random", {"query": "Fixed "}, "query: got 'Fixed '; write 'fixed'"),
+        ("random", {"query": "Fixed "}, "query: got 'Fixed '; use 'fixed'"),
         ("random", {"query": "whales"}, r"query: 'whales' is \d tokens of this model, accepted"),
         ("random", {"query": "id:310"}, "query: got 'id:310', accepted: id:0 to id:309"),
         ("random", {"query": "id:x"}, "query: got 'id:x', accepted: id:0 to id:309"),
