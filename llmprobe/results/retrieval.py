@@ -37,7 +37,7 @@ class RetrievalResult(SeriesResult, kind="retrieval"):
     }
     views: ClassVar[tuple[View, ...]] = (
         HeadMap(
-            title="Attention on the source goes with a lower loss of the answer",
+            title="Attention on the source and loss",
             value="loss_source",
             low="loss_source_low",
             high="loss_source_high",

@@ -58,7 +58,7 @@ def explore(results: Named) -> Any:
             view,
             frame,
             picked,
-            limits=_limits(f[view.value] for _, v, f in mapped if v == view),
+            limits=_typical(f[view.value] for _, v, f in mapped if v == view),
             width=_MAP_WIDTH / (2 if beside else 1) / len(mapped),
             name=name if several else "",
         )
@@ -201,6 +201,13 @@ def _choice(mapped: Sequence[tuple[str, HeadMap, "pd.DataFrame"]]) -> "alt.Param
     )
 
 
+def _typical(columns: Iterable["pd.Series[float]"]) -> tuple[float, float]:
+    """Limits without the most extreme cells, which would make all others pale."""
+    values = np.concatenate([column.to_numpy(dtype=float) for column in columns])
+    low, high = np.nanquantile(values, [0.01, 0.99])
+    return float(low), float(high)
+
+
 def _limits(columns: Iterable["pd.Series[float]"]) -> tuple[float, float]:
     values = np.concatenate([column.to_numpy(dtype=float) for column in columns])
     values = values[np.isfinite(values)]
@@ -224,9 +231,11 @@ def _map(
     low, high = limits
     if view.diverging:
         most = max(abs(low), abs(high)) or 1.0
-        scale = alt.Scale(scheme="purpleorange", domain=[-most, most], domainMid=0, reverse=True)
+        scale = alt.Scale(
+            scheme="purpleorange", domain=[-most, most], domainMid=0, reverse=True, clamp=True
+        )
     else:
-        scale = alt.Scale(scheme="viridis", domain=[low, high])
+        scale = alt.Scale(scheme="viridis", domain=[low, high], clamp=True)
     whole = bool((frame["head"] == _WHOLE).all())
     axis = alt.Axis(labelExpr="'output'") if whole else alt.Axis(labelAngle=0, labelOverlap=True)
     told = _told(frame, ["result"])

@@ -225,7 +225,7 @@ def _text(value: Any) -> str:
 
 
 def _csv(frame: "pd.DataFrame") -> str:
-    return frame.to_csv(index=False, float_format="%.9g")
+    return frame.to_csv(index=False, float_format="%.6g")
 
 
 def _compact(rows: list[dict[str, Any]]) -> dict[str, Any]:
