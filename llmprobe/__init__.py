@@ -43,6 +43,7 @@ _HOME = {
     "Groups": "base.moments",
     "Moments": "base.moments",
     "fit_decay": "base.intervals",
+    "rank_correlation": "base.intervals",
     "parse_lengths": "base.lengths",
     "paper_style": "results.figures.style",
     "load_result": "results.opening",

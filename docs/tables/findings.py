@@ -17,7 +17,7 @@ from cells import (
     table,
 )
 
-from llmprobe import Result, wrong_mass
+from llmprobe import Result, rank_correlation, wrong_mass
 from llmprobe.base.intervals import VERDICTS, estimate
 
 EXTERNAL = (98.6, 97.1, 94.3, 89.7, 81.3, 70.1, 53.8, 35.7, 22.6, 15.7, 12.4)
@@ -217,6 +217,40 @@ def terms(root: Path) -> str:
         lines.append(f"{part[0]} to {part[-1]} | {counts} | {minus(medians)} | {decides}")
     head = "layers| heads| disperse| fall| rise| slope| = dispersion| + values| + coherence"
     return rows(f"{head}| dispersion decides| values decide| coherence decides", lines)
+
+
+@table
+def harm(root: Path) -> str:
+    result = saved(root / "figures/does_it_hurt/classes")
+    frame = result.to_frame()
+    lines = []
+    for name in frame[~frame.is_control].sort_values("change", ascending=False)["class"].unique():
+        part = frame[frame["class"] == name].set_index("length")
+        cells = [
+            interval(*part.loc[length, ["change", "change_low", "change_high"]], "+.3f")
+            for length in (64, 512)
+        ]
+        ends = ["versus_random", "versus_random_low", "versus_random_high"]
+        versus = interval(*part.loc[512, ends], "+.3f")
+        lines.append(" | ".join([name, f"{part.n_heads.iloc[0]}", *cells, versus]))
+    head = "class| heads| loss without it, 33 to 64 tokens| 257 to 512 tokens"
+    return rows(f"{head}| against random heads, 257 to 512", lines)
+
+
+@table
+def harm_links(root: Path) -> str:
+    names = {
+        "slope": "slope of the variance",
+        "slope_dispersion": "slope of dispersion",
+        "source": "attention on the source",
+    }
+    heads = pd.read_csv(root / "figures/does_it_hurt/heads.csv")
+    lines = []
+    for name, words in names.items():
+        known = heads[[name, "change"]].dropna().to_numpy().T
+        rho, low, high, _ = rank_correlation(*known)
+        lines.append(f"{words} | {interval(rho, low, high, '+.2f')} | {known.shape[1]}")
+    return rows("of a head| Spearman with the loss without it [95 % CI]| heads", lines)
 
 
 # The lab: sequences

@@ -96,6 +96,12 @@ def recipes(root: Path) -> str:
     )
     games = saved(folder / "othello_length_constant")
     remedies = saved(folder / "what_helps")
+    harm = saved(folder / "does_it_hurt/classes").key_frame().set_index("class")
+
+    def versus(name: str) -> str:
+        ends = ["versus_random", "versus_random_low", "versus_random_high"]
+        return interval(*harm.loc[name, ends], "+.2f")
+
     found = {
         "proposition_1": (
             "with one query, is the slope −0.5?",
@@ -157,6 +163,10 @@ def recipes(root: Path) -> str:
         "train_builtin_model": (
             "do the built-in model's heads lose variance?",
             f"{(map_30.slope_high < 0).sum()} of {len(map_30)} do",
+        ),
+        "does_it_hurt": (
+            "does SmolLM2 need the heads that lose variance?",
+            f"less than random ones, {versus('falling')} nats; flat heads more, {versus('flat')}",
         ),
         "what_helps": (
             "do remedies help the built-in model beyond its context?",

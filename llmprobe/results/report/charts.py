@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _WIDTH, _NARROW, _HEIGHT = 300, 235, 180
 _MAP_WIDTH = 620
 """Pixels that the maps of all results share."""
+_MOST_LINES = 16
+"""More in one chart look alike; single heads have a map."""
 _BESIDE = 16
 """Heads across all maps, at most, for curves to stand next to the maps and not below."""
 # Okabe and Ito's colors: told apart by the color-blind, on light and on dark ground.
@@ -104,6 +106,7 @@ def line_charts(results: Named) -> Any:
             for name, result in results
             if view in result.views
             if (found := _rows([(name, result)], view)) is not None
+            if found[view.by].nunique() <= _MOST_LINES
         }
         if parts:
             # The same scale, so that results can be compared by eye.

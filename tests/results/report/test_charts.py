@@ -78,6 +78,11 @@ def test_lines_of_the_lab_are_their_means():
     assert {row["variant"] for row in rows} == set(result.variants)
 
 
+def test_lines_that_cannot_be_told_apart_are_left_to_the_map(monkeypatch):
+    monkeypatch.setattr("llmprobe.results.report.charts._MOST_LINES", 2)
+    assert line_charts([("argmax", make_synthetic_result(4))]) is None
+
+
 def test_a_result_without_charts_says_so():
     result = make_search_result()
     assert explore([("x", result)]) is None
