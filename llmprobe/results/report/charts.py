@@ -320,7 +320,8 @@ def _lines(
         legend=alt.Legend(title=None, orient="top", columns=2, symbolOpacity=1) if many else None,
     )
     layers = []
-    if view.low and view.high and {view.low, view.high} <= set(frame):
+    ends = [view.low, view.high]
+    if all(ends) and {*ends} <= set(frame) and frame[ends].notna().any().all():
         layers.append(
             base.mark_area(opacity=0.22).encode(
                 x=x, y=alt.Y(f"{view.low}:Q", scale=y_scale), y2=f"{view.high}:Q", color=color

@@ -64,6 +64,12 @@ def test_what_is_not_finite_is_null_and_no_zero_has_a_logarithm():
     json.dumps(rows, allow_nan=False)
 
 
+def test_there_is_no_band_where_no_interval_is_known():
+    text = json.dumps(explore([("toy", make_variance_result())]).to_dict())
+    assert '"total_variance"' in text
+    assert text.count('"type": "area"') == 1  # that of the quartiles
+
+
 def test_more_rows_than_altair_likes():
     result = make_variance_result(n_heads=600, lengths=tuple(2**n for n in range(4, 10)))
     assert len(rows_with(explore([("toy", result)]), "std_median")) == 7200
