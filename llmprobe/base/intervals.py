@@ -325,6 +325,7 @@ def rank_correlation(x: Array, y: Array) -> tuple[float, float, float, float]:
     """
     from scipy import stats
 
+    x, y = np.asarray(x), np.asarray(y)  # columns of a frame too
     if len(x) < _MIN_PAIRS or np.ptp(x) == 0 or np.ptp(y) == 0:
         return np.nan, np.nan, np.nan, np.nan
     order = np.lexsort((y, x))  # the same resamples in whatever order the pairs came

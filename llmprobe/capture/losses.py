@@ -2,6 +2,9 @@
 
     losses = token_losses(model, tokens)          # (prompts, tokens − 1), in nats
     losses[:, 255]                                # of token 256, given the 256 before it
+    again = ending_losses(model, tokens, 64)      # what is before the last 64 tokens runs once
+    with edit_attention(model, heads={0: [3]}, outputs=ablate()):
+        again()                                   # (prompts, 64), edited at these tokens alone
 
 The layers run once. The head then runs on a few positions at a time: the model's own forward is
 called again with the layers' output for those positions in place of its layers, so scales, soft
@@ -11,6 +14,7 @@ tokens would take 8 GiB; a slice of them takes 16 MiB.
 Hooks and edits that are attached to the model see one ordinary forward.
 """
 
+import copy
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -55,6 +59,35 @@ def token_losses(model: AnyModel, tokens: Tensor, *, chunk: int | None = None) -
         some = tokens[:, start : start + chunk]
         parts.append(_Slices(module).losses(some, targets, past_key_values=cache, use_cache=True))
     return torch.cat(parts, dim=1)
+
+
+def ending_losses(
+    model: AnyModel, tokens: Tensor, n: int, *, chunk: int | None = None
+) -> Callable[[], Tensor]:
+    """A function that gives the losses of the last n tokens (prompts, n), as often as it is called.
+
+    The tokens before them run once, now, into a KV cache. An edit that is attached when the
+    function is called acts at the n positions that predict, not in the context. Not for models
+    that give other outputs over a cache than without one.
+    """
+    module = module_of(model)
+    check_plain(module)
+    tokens = tokens.to(input_device(module))
+    if not 0 < n < tokens.shape[1]:
+        raise ValueError(f"n: got {n}, accepted: 1 to {tokens.shape[1] - 1}, less than the prompt")
+    context, ending, targets = tokens[:, : -n - 1], tokens[:, -n - 1 : -1], tokens[:, -n:]
+    if not context.shape[1]:
+        return lambda: _Slices(module).losses(ending, targets, **_without_cache(module))
+    cache: Any = DynamicCache(config=module.config)
+    for some in context.split(chunk or context.shape[1], dim=1):
+        _Slices(module).last(some, 1, past_key_values=cache, use_cache=True)
+
+    def losses() -> Tensor:
+        # A copy, because a forward adds to its cache and windows drop what leaves them.
+        kept = copy.deepcopy(cache)
+        return _Slices(module).losses(ending, targets, past_key_values=kept, use_cache=True)
+
+    return losses
 
 
 def last_logits(model: AnyModel, tokens: Tensor, n: int = 1) -> Tensor:

@@ -39,6 +39,14 @@ NControls = Annotated[
         metavar="N", help="Random classes of equal size and the same layers, per class.", **_PANEL
     ),
 ]
+SameTargets = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Ablate at the last N tokens of each prompt alone, given contexts of every length.",
+        **_PANEL,
+    ),
+]
 
 
 @with_options(
@@ -48,6 +56,7 @@ def ablate(
     heads: Heads = "labels",
     variance: Variance = None,
     n_controls: NControls = 1,
+    same_targets: SameTargets = None,
     chunk: Chunk = None,
     **shared: Any,
 ) -> None:
@@ -58,6 +67,7 @@ def ablate(
         "heads": heads,
         "variance": variance,
         "n_controls": n_controls,
+        "same_targets": same_targets,
         "chunk": chunk,
     }
     run_probe(AblationProbe, AblationRequest, **own, **shared)

@@ -2,11 +2,16 @@
 
     result = probe_ablation("builtin", "16..256", heads={"early": {0: [0, 1]}, "late": "4.0,4.1"})
     result = probe_ablation(model, "16..2048", variance="runs/variance-heads")   # by label
+    result = probe_ablation(model, "16,256,4096", heads="each", same_targets=64)
     result.to_frame(), result.reading(), result.plot()
 
 The outputs of a class of heads are replaced by their mean over tokens of the first few prompts, in
 the same prompts that are scored without it, so changes of the loss are paired over prompts. Each
 class has a control: as many heads of the same layers, drawn from the others.
+
+With `same_targets` heads are ablated at the last tokens of each prompt alone, given contexts of
+every length. That is what these tokens need a head for, and not what the context lost without it.
+The context runs once for all classes, so every head of a model is affordable.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,6 +21,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, Unpack
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from llmprobe.base.intervals import Estimate, estimate, paired_p
@@ -25,11 +31,18 @@ from llmprobe.capture.discovery import AttentionLayer, LayerChoice
 from llmprobe.capture.editing import edit_attention
 from llmprobe.capture.edits import ablate
 from llmprobe.capture.loading import AnyModel, LoadedModel
-from llmprobe.capture.losses import check_head, token_losses
+from llmprobe.capture.losses import check_head, ending_losses, token_losses
 from llmprobe.capture.outputs import capture_attention
 from llmprobe.errors import CaptureError
 from llmprobe.probes.by_prompt import PromptTally, joined
-from llmprobe.probes.loss import LossRequest, between, in_one_pass, n_between, sum_up_to
+from llmprobe.probes.loss import (
+    LossRequest,
+    between,
+    ending,
+    in_one_pass,
+    n_between,
+    sum_up_to,
+)
 from llmprobe.probes.probe import LoadOptions, Probe, start
 from llmprobe.probes.prompts import PromptSource
 from llmprobe.probes.remedy_request import parse_heads
@@ -55,6 +68,7 @@ def probe_ablation(
     heads: str | Mapping[str, str | Heads] = "labels",
     variance: str | Path | None = None,
     n_controls: int = 1,
+    same_targets: int | None = None,
     prompts: PromptSource = "text",
     field: str | None = None,
     chat_template: bool = False,
@@ -75,14 +89,16 @@ def probe_ablation(
 
     `heads`: "labels", the classes of the variance result in the folder `variance` (dispersing,
     falling, flat, rising); "each", every head by itself; LAYER.HEAD, such as "0.3,2.1"; or classes
-    by name. `n_controls`: random classes of equal size and the same layers, for each class. The
-    other arguments are those of `probe_loss`.
+    by name. `n_controls`: random classes of equal size and the same layers, for each class.
+    `same_targets`: heads are ablated at so many last tokens of each prompt alone, given contexts of
+    every length, in place of the loss by position. The other arguments are those of `probe_loss`.
     """
     asked = AblationRequest(
         lengths=lengths,
         heads=heads,
         variance=variance,
         n_controls=n_controls,
+        same_targets=same_targets,
         prompts=prompts,
         field=field,
         chat_template=chat_template,
@@ -160,7 +176,14 @@ class AblationRequest(LossRequest):
 
     def planned(self, plan: SweepPlan) -> SweepPlan:
         named = self.named()
-        n_runs = 1 + (1 + self.n_controls) * len(named) if named is not None else 2
+        return self.with_runs(plan, 1 if named is None else (1 + self.n_controls) * len(named))
+
+    def with_runs(self, plan: SweepPlan, n_classes: int) -> SweepPlan:
+        """The plan of a run of all prompts with all heads and without each class."""
+        n_runs: float = 1 + n_classes
+        if self.same_targets is not None:
+            tokens = sum(plan.lengths) + n_classes * len(plan.lengths) * self.same_targets
+            n_runs = tokens / max(plan.lengths)
         return replace(plan, flops=n_runs * plan.flops, seconds=n_runs * plan.seconds)
 
     def record(self, lengths: tuple[int, ...], layers: Sequence[AttentionLayer]) -> dict[str, Any]:
@@ -227,7 +250,8 @@ def _others(own: tuple[int, ...], n_heads: int, generator: np.random.Generator) 
 
 
 class AblationTally(PromptTally):
-    """Of every prompt: nats up to each length, with all heads and without each class."""
+    """Of every prompt, with all heads and without each class: nats up to each length, or of the
+    last tokens given contexts of each length."""
 
     kind = AblationResult.kind
 
@@ -238,18 +262,21 @@ class AblationProbe(Probe):
     tally = AblationTally
 
     def __init__(self, loaded: LoadedModel, asked: AblationRequest) -> None:
-        self.ready = ready = in_one_pass(prepare(loaded, asked, chunk=asked.chunk))
+        prepared = prepare(loaded, asked, chunk=asked.chunk)
+        self.ready = ready = in_one_pass(prepared)
         check_head(ready.model, ready.prompts.batch([0], max(ready.lengths)))
-        self.classes = make_classes(asked, ready.layers)
-        n_runs = 1 + len(self.classes)
-        plan = replace(
-            ready.plan, flops=n_runs * ready.plan.flops, seconds=n_runs * ready.plan.seconds
-        )
-        self.ready = replace(ready, plan=plan)
+        self.classes, self.same_targets = make_classes(asked, ready.layers), asked.same_targets
+        self.ready = replace(ready, plan=asked.with_runs(ready.plan, len(self.classes)))
         self.means = cache(self._means)
         self.may_chunk = cache(  # type: ignore[method-assign]  # asked once: it runs a few tokens
             lambda: chunks_agree(ready.model, ready.prompts, ready.layers)
         )
+        by_context = asked.same_targets is not None
+        if by_context and not (prepared.plan.one_pass and self.may_chunk()):
+            raise ValueError(
+                f"same_targets: got {asked.same_targets}, but {ready.loaded.name} gives other "
+                "outputs over a KV cache than in one pass; leave same_targets out"
+            )
 
     def _means(self) -> dict[int, Tensor]:
         """The mean output of each head (heads, size) over the tokens of the first prompts."""
@@ -270,26 +297,46 @@ class AblationProbe(Probe):
     def forward(
         self, model: nn.Module, tokens: Tensor, positions: Any, chunk: int | None, observe: Any
     ) -> list[Mapping[int, Any]]:
-        """Losses of all tokens by number of class, from 1; 0 is with all heads."""
+        """Nats (prompts, lengths) by number of class, from 1; 0 is with all heads."""
+        lengths, n = self.ready.lengths, self.same_targets
+        if n is None:
+
+            def nats() -> NDArray[np.float64]:
+                return sum_up_to(token_losses(model, tokens, chunk=chunk), lengths)
+        else:
+            n_head = self.ready.prompts.n_head
+            endings = [
+                ending_losses(model, ending(tokens, length, n_head), n, chunk=chunk)
+                for length in lengths
+            ]
+
+            def nats() -> NDArray[np.float64]:
+                sums = [losses().double().sum(1).cpu().numpy() for losses in endings]
+                return np.stack(sums, axis=1)
+
         edit = ablate(self.means())
-        found = {0: token_losses(model, tokens, chunk=chunk)}
+        found = {0: nats()}
         for number, one in enumerate(self.classes, start=1):
             with edit_attention(model, heads=one.heads, outputs=edit):
-                found[number] = token_losses(model, tokens, chunk=chunk)
+                found[number] = nats()
         return [found]
 
     def take(
-        self, tally: AblationTally, prompts: list[int], parts: Sequence[Mapping[int, Tensor]]
+        self, tally: AblationTally, prompts: list[int], parts: Sequence[Mapping[int, Any]]
     ) -> None:
         every = [parts[0][number] for number in range(1 + len(self.classes))]
-        nats = np.stack([sum_up_to(x, self.ready.lengths) for x in every], axis=-1)
-        tally.put("nats", nats, prompts)
+        tally.put("nats", np.stack(every, axis=-1), prompts)
 
     @classmethod
     def summarize(cls, evidence: Evidence) -> AblationResult:
         arguments, lengths = evidence.provenance.arguments, evidence.lengths
-        nats = between(joined(list(evidence.tallies.values()), "nats"))
-        nats = nats / n_between(lengths)[:, None]
+        nats, n_tokens = joined(list(evidence.tallies.values()), "nats"), n_between(lengths)
+        same_targets = arguments.get("same_targets")
+        if same_targets is None:
+            nats = between(nats)
+        else:
+            n_tokens = np.full_like(n_tokens, same_targets)
+        nats = nats / n_tokens[:, None]
         if not np.isfinite(nats).any():
             raise CaptureError(NOTHING_FINITE)
         before, changes = nats[..., 0], nats[..., 1:] - nats[..., :1]
@@ -313,7 +360,8 @@ class AblationProbe(Probe):
             heads=tuple(classes.values()),
             control_of=tuple(controls),
             n_prompts=np.isfinite(before).sum(axis=0),
-            n_tokens=n_between(lengths),
+            n_tokens=n_tokens,
+            same_targets=same_targets,
             p=np.array(p),
             **columns,
         )

@@ -287,8 +287,12 @@ class _Endings:
         self.longest_one = prompts.longest_one
 
     def batch(self, indices: Sequence[int], length: int) -> Tensor:
-        whole, n_head = self.prompts.batch(indices, self.longest), self.prompts.n_head
-        return torch.cat([whole[:, :n_head], whole[:, self.longest - length + n_head :]], dim=1)
+        return ending(self.prompts.batch(indices, self.longest), length, self.prompts.n_head)
+
+
+def ending(tokens: Tensor, length: int, n_head: int) -> Tensor:
+    """The last tokens of prompts behind their first n_head ones (BOS), `length` in all."""
+    return torch.cat([tokens[:, :n_head], tokens[:, tokens.shape[1] - length + n_head :]], dim=1)
 
 
 def check_sizes(ready: Prepared) -> None:

@@ -36,6 +36,7 @@ from llmprobe.probes.loss import (
     KEY_LOSS,
     between,
     check_sizes,
+    ending,
     in_one_pass,
     n_between,
     sum_up_to,
@@ -205,8 +206,8 @@ class RemedyProbe(Probe):
         """Losses of all tokens by number of treatment, from 1; 0 is untreated, -1 short context."""
         n_head, short = self.ready.prompts.n_head, min(self.ready.lengths)
         with self.positions():
-            ending = torch.cat([tokens[:, :n_head], tokens[:, n_head - short :]], dim=1)
-            found = {-1: token_losses(model, ending), 0: token_losses(model, tokens, chunk=chunk)}
+            near = ending(tokens, short, n_head)
+            found = {-1: token_losses(model, near), 0: token_losses(model, tokens, chunk=chunk)}
             for number, treatment in enumerate(self.treatments, start=1):
                 with treatment.edit(self.case):
                     found[number] = token_losses(model, tokens, chunk=chunk)

@@ -68,7 +68,8 @@ class AblationResult(Result, kind="ablation"):
     """For a control the number of its class, else −1."""
     n_prompts: Integers
     n_tokens: Integers
-    """Tokens of a prompt between the length before and this one."""
+    """Tokens of a prompt that were predicted: those between the length before and this one, or
+    `same_targets`."""
     baseline: Array
     """Nats per token with all heads, mean over prompts."""
     baseline_low: Array
@@ -83,6 +84,9 @@ class AblationResult(Result, kind="ablation"):
     """The change minus the mean change of the class's controls; NaN for controls themselves."""
     versus_random_low: Array
     versus_random_high: Array
+    same_targets: int | None = None
+    """How many last tokens of each prompt were predicted, without the heads at these tokens, from
+    contexts of every length; None for the loss between consecutive lengths."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -145,7 +149,7 @@ class AblationResult(Result, kind="ablation"):
         given = dict(self.provenance.arguments)
         if given.get("heads") == "classes":
             return None
-        for name in ("classes", "controls", "layers", "same_targets", "query"):
+        for name in ("classes", "controls", "layers", "query"):
             given.pop(name, None)
         return command_line("ablate", given, self.provenance.model)
 
@@ -173,21 +177,23 @@ class AblationResult(Result, kind="ablation"):
                 f"{sure}{random}"
             )
         more = f"; and {len(own) - _NAMED} more" if len(own) > _NAMED else ""
-        start = self.lengths[-1] - int(self.n_tokens[-1])
         return (
-            f"Nats per token from {start} to {self.lengths[-1]} without a class of heads: "
-            f"{'; '.join(said)}{more}. 95 % CIs over prompts; clear means 5 % after Holm's "
-            "correction over classes."
+            f"Nats per token{self._where()} without a class of heads: {'; '.join(said)}{more}. "
+            "95 % CIs over prompts; clear means 5 % after Holm's correction over classes."
         )
+
+    def _where(self) -> str:
+        """The tokens of the longest length that were predicted."""
+        last, n = self.lengths[-1], int(self.n_tokens[-1])
+        if self.same_targets is None:
+            return f" from {last - n} to {last}"
+        return f" of the last {n} in prompts of {last} tokens"
 
     def remarks(self) -> list[str]:
         return [self.reading()]
 
     def table(self, *, width: int | None = None) -> Any:
-        start = self.lengths[-1] - int(self.n_tokens[-1])
-        table = titled(
-            f"change of the loss without these heads, tokens {start} to {self.lengths[-1]}"
-        )
+        table = titled(f"change of the loss without these heads,{self._where()}")
         table.add_column("class")
         for name in ("heads", "nats", "95 % CI", "p", "against random", "95 % CI"):
             table.add_column(name, justify="right", no_wrap=True)
@@ -215,4 +221,4 @@ class AblationResult(Result, kind="ablation"):
     def _draw(self, kind: str, ax: Any) -> Any:
         from llmprobe.results.figures.ablation import draw_changes
 
-        return draw_changes(self.to_frame(), ax=ax)
+        return draw_changes(self.to_frame(), same_targets=self.same_targets, ax=ax)

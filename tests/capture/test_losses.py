@@ -4,9 +4,15 @@ import pytest
 import torch
 from families import FAMILIES, tiny
 
-from llmprobe import UnsupportedModelError, capture_attention, token_losses
+from llmprobe import (
+    UnsupportedModelError,
+    ablate,
+    capture_attention,
+    edit_attention,
+    token_losses,
+)
 from llmprobe.capture import losses as module
-from llmprobe.capture.losses import check_head
+from llmprobe.capture.losses import check_head, ending_losses
 
 TOKENS = torch.randint(3, 97, (3, 40), generator=torch.Generator().manual_seed(0))
 
@@ -112,3 +118,41 @@ def test_a_head_that_mixes_positions_is_refused_by_name(monkeypatch):
 def test_one_token_has_no_loss():
     with pytest.raises(ValueError, match="tokens: got 1 in a prompt, accepted: 2 or more"):
         token_losses(tiny("llama"), TOKENS[:, :1])
+
+
+# Jamba's state does not resume, and sparse attention chooses by the length of the whole prompt.
+CACHED = [family for family in FAMILIES if family not in ("jamba", "glm_moe_dsa")]
+SIZES = [(1, None), (9, 7), (38, 3), (39, None)]
+
+
+@pytest.mark.parametrize(
+    ("family", "n", "chunk"),
+    [*((family, 9, None) for family in CACHED), *(("llama", *size) for size in SIZES)],
+)
+def test_endings_behind_a_kept_context_have_the_losses_of_the_whole(family, n, chunk):
+    model = tiny(family)
+    with torch.no_grad():
+        again = ending_losses(model, TOKENS, n, chunk=chunk)
+        first, second = again(), again()
+    torch.testing.assert_close(first.double(), plain(model)[:, -n:], atol=1e-5, rtol=0)
+    assert torch.equal(first, second)
+
+
+def test_an_edit_of_an_ending_leaves_its_context_alone():
+    model = tiny("llama")
+    with torch.no_grad():
+        again = ending_losses(model, TOKENS, 9)
+        before = again()
+        with edit_attention(model, heads={0: [0]}, outputs=ablate()):
+            edited = again()
+            everywhere = token_losses(model, TOKENS)[:, -9:]
+        after = again()
+    assert torch.equal(before, after)
+    assert not torch.allclose(edited, before)
+    assert not torch.allclose(edited, everywhere)
+
+
+@pytest.mark.parametrize("n", [0, -1, 40])
+def test_an_ending_is_shorter_than_the_prompt(n):
+    with pytest.raises(ValueError, match=f"n: got {n}, accepted: 1 to 39"):
+        ending_losses(tiny("llama"), TOKENS, n)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from families import tiny
 
 from llmprobe import capture_attention, load_model, probe_ablation, probe_variance
 from llmprobe.probes.ablation import AblationRequest, make_classes
@@ -23,15 +24,19 @@ def result(loaded):
     )
 
 
-def losses(loaded, tokens, heads=None, means=None) -> torch.Tensor:
-    """By an ordinary forward; heads give their means by a plain hook on the projection."""
+def losses(loaded, tokens, heads=None, means=None, at=slice(None)) -> torch.Tensor:
+    """By an ordinary forward; heads give their means by a plain hook on the projection.
+
+    Only at some positions, if these are given.
+    """
     model, handles = loaded.model, []
     for layer, some in (heads or {}).items():
         projection = model.model.layers[layer].self_attn.o_proj
 
         def replace(module, args, layer=layer, some=some):
             x = args[0].clone().unflatten(-1, means[layer].shape)
-            x[:, :, some] = means[layer][some]
+            for head in some:
+                x[:, at, head] = means[layer][head]
             return (x.flatten(-2),)
 
         handles.append(projection.register_forward_pre_hook(replace))
@@ -53,9 +58,7 @@ def test_changes_equal_plain_hooks(loaded, result):
     )
     probe = AblationProbe(loaded, asked)
     tokens = probe.ready.prompts.batch(range(4), 32)
-    with torch.inference_mode(), capture_attention(loaded, at="heads") as captured:
-        loaded.model(tokens)
-    means = {layer: captured[layer].mean(dim=(0, 1)) for layer in captured}
+    means = means_of(loaded, tokens)
     before = losses(loaded, tokens)
     for number, one in enumerate(probe.classes):
         some = {layer: list(heads) for layer, heads in one.heads.items()}
@@ -63,6 +66,50 @@ def test_changes_equal_plain_hooks(loaded, result):
         parts = [change[:, :7], change[:, 7:15], change[:, 15:]]
         wanted = [float(part.mean()) for part in parts]
         np.testing.assert_allclose(result.change[number], wanted, atol=2e-5)
+
+
+def means_of(loaded, tokens) -> dict[int, torch.Tensor]:
+    with torch.inference_mode(), capture_attention(loaded, at="heads") as captured:
+        loaded.model(tokens)
+    return {layer: captured[layer].mean(dim=(0, 1)) for layer in captured}
+
+
+@pytest.mark.parametrize("given", [{}, {"chunk": 5}, {"batch_tokens": 32}])
+def test_targets_lose_heads_that_their_context_keeps(loaded, given):
+    """The same last tokens given contexts of every length, against plain hooks at these tokens."""
+    from llmprobe.probes.ablation import AblationProbe
+
+    heads = {"early": {0: [0, 1]}, "late": "4.5"}
+    own = {"heads": heads, "same_targets": 6, "text": "builtin", "n_controls": 0, "n_prompts": 4}
+    result = probe_ablation(loaded, (7, 16, 32), **own, **given)
+    probe = AblationProbe(loaded, AblationRequest(lengths=(7, 16, 32), **own, **given))
+    tokens = probe.ready.prompts.batch(range(4), 32)
+    means = means_of(loaded, tokens)
+    assert result.n_tokens.tolist() == [6, 6, 6]
+    for column, length in enumerate(result.lengths):
+        ending = torch.cat([tokens[:, :1], tokens[:, 32 - length + 1 :]], dim=1)
+        before = losses(loaded, ending)[:, -6:]
+        np.testing.assert_allclose(result.baseline[column], float(before.mean()), atol=2e-5)
+        for number, some in enumerate(({0: [0, 1]}, {4: [5]})):
+            after = losses(loaded, ending, some, means, at=slice(-7, -1))[:, -6:]
+            wanted = float((after - before).mean())
+            np.testing.assert_allclose(result.change[number, column], wanted, atol=2e-5)
+    assert "of the last 6 in prompts of 32 tokens" in result.reading()
+    assert "--same-targets" not in (result.command() or "")  # classes are from Python
+
+
+@pytest.mark.parametrize("family", ["jamba", "glm_moe_dsa"])
+def test_targets_need_a_model_that_agrees_with_itself_over_a_cache(family):
+    given = {"heads": "1.0", "prompts": "random", "n_prompts": 4, "bos": "no"}
+    with pytest.raises(ValueError, match=r"same_targets: got 6, but .* over a KV cache"):
+        probe_ablation(tiny(family), (8, 40), same_targets=6, **given)
+
+
+def test_the_command_of_targets_names_them(loaded):
+    result = probe_ablation(
+        loaded, "8,16", heads="0.0", same_targets=4, text="builtin", n_prompts=4, n_controls=0
+    )
+    assert "--same-targets 4" in result.command()
 
 
 def test_it_matters_that_heads_are_gone(result):

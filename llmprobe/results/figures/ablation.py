@@ -15,8 +15,13 @@ _MOST = 8
 """Classes that are drawn: those that change the loss most at the longest length."""
 
 
-def draw_changes(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
-    """Change of the loss by position: classes as lines with their CI, controls dashed."""
+def draw_changes(
+    frame: pd.DataFrame, *, same_targets: int | None = None, ax: Axes | None = None
+) -> Axes:
+    """Change of the loss by position: classes as lines with their CI, controls dashed.
+
+    With `same_targets`, of so many last tokens by the length of the prompt.
+    """
     with styled_axes(ax, legend=True) as ax:
         last = frame[~frame.is_control & (frame.length == frame.length.max())]
         order = last.change.abs().sort_values(ascending=False).index[:_MOST]
@@ -32,7 +37,10 @@ def draw_changes(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
             for _, control in drawn.groupby("class", sort=False):
                 ax.plot(control.length, control.change, color=color, ls="--", lw=0.9)
         ax.axhline(0, color="0.55", lw=1, ls=":", zorder=1)
-        length_axis(ax, frame.length, label="position in the prompt (up to token N)")
+        where = "position in the prompt (up to token N)"
+        if same_targets is not None:
+            where = f"prompt length N (tokens), its last {same_targets} predicted"
+        length_axis(ax, frame.length, label=where)
         ax.set_ylabel(f"change of the loss (nats per token),\n{prompts_of(frame)} prompts, 95 % CI")
         series_legend(ax, title="without (heads);\ndashed: random")
     return ax
