@@ -72,6 +72,15 @@ Rope = Annotated[
         **_PANEL,
     ),
 ]
+Measures = Annotated[
+    str,
+    typer.Option(
+        metavar="NAMES",
+        help="loss, dictionary, repeat, slopes. For long prompts, loss alone takes a quarter of "
+        "the time.",
+        **_PANEL,
+    ),
+]
 
 
 @with_options(
@@ -87,6 +96,7 @@ def remedy(
     variance: Variance = None,
     trained: Trained = None,
     rope: Rope = None,
+    measures: Measures = "loss,dictionary,repeat,slopes",
     same_targets: SameTargets = None,
     chunk: Chunk = None,
     **shared: Any,
@@ -102,6 +112,7 @@ def remedy(
         "variance": variance,
         "trained": trained,
         "rope": rope,
+        "measures": measures,
         "same_targets": same_targets,
         "chunk": chunk,
     }

@@ -9,7 +9,7 @@ that need far context), right answers to dictionary and repeat prompts of the lo
 slopes of the variance of heads.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cache
@@ -26,7 +26,7 @@ from llmprobe.base.nesting import flatten, under
 from llmprobe.base.progress import Progress
 from llmprobe.capture.discovery import AttentionLayer, LayerChoice
 from llmprobe.capture.loading import AnyModel, LoadedModel
-from llmprobe.capture.losses import check_head, token_losses
+from llmprobe.capture.losses import check_head, ending_losses, token_losses
 from llmprobe.capture.outputs import capture_attention
 from llmprobe.capture.positions import parse_rope, scaled_positions
 from llmprobe.errors import CaptureError
@@ -44,6 +44,7 @@ from llmprobe.probes.loss import (
 from llmprobe.probes.probe import LoadOptions, Probe, start
 from llmprobe.probes.remedy_request import (
     DEFAULT_DOSES,
+    MEASURES,
     RemedyRequest,
     make_case,
     note_idle,
@@ -84,6 +85,7 @@ def probe_remedies(
     variance: str | Path | None = None,
     trained: int | None = None,
     rope: str | None = None,
+    measures: str | Sequence[str] = MEASURES,
     prompts: str = "text",
     text: str | Path | None = None,
     dataset: str | None = None,
@@ -109,7 +111,8 @@ def probe_remedies(
     the longest length that is inside the trained context.
     `trained`: the context that the model was trained for, if its config does not say so.
     `rope`: repair positions first: dynamic, yarn or linear, alone or with a factor ("linear:4").
-    `same_targets`: key tokens are looked for among so many last tokens of each prompt.
+    `measures`: loss, dictionary, repeat, slopes; for long prompts, "loss" takes a quarter of the
+    time of all. `same_targets`: key tokens are looked for among so many last tokens of each prompt.
     The other arguments are those of `probe_loss`.
     """
     asked = RemedyRequest(
@@ -121,6 +124,7 @@ def probe_remedies(
         variance=variance,
         trained=trained,
         rope=rope,
+        measures=measures,
         prompts=prompts,
         text=text,
         dataset=dataset,
@@ -176,7 +180,8 @@ class RemedyProbe(Probe):
         self.trained = trained_context(loaded, asked)
         self.factor = max(1.0, max(asked.check()) / self.trained)
         with self.positions():
-            ready = in_one_pass(prepare(loaded, asked, chunk=asked.chunk))
+            prepared = prepare(loaded, asked, chunk=asked.chunk)
+            ready = in_one_pass(prepared)
             check_sizes(ready)
             check_head(ready.model, ready.prompts.batch([0], max(ready.lengths)))
         self.case = make_case(ready, asked, self.trained)
@@ -184,10 +189,13 @@ class RemedyProbe(Probe):
         for remedy in asked.names():  # refuses by name what cannot be treated
             Treatment(remedy, 1.0).edit(self.case)
         self.n_targets = asked.same_targets or min(_MOST_TARGETS, max(1, min(ready.lengths) // 2))
-        self.tasks, left_out = make_tasks(ready, seed=asked.seed)
+        self.measured = asked.measured()
+        kinds = [kind for kind in TASKS if kind in self.measured]
+        self.tasks, left_out = make_tasks(ready, kinds, seed=asked.seed)
         notes = (*ready.warnings, *note_idle(ready, asked, self.trained), *left_out)
         self.ready = replace(ready, plan=asked.planned(ready.plan), warnings=notes)
         self.slope_layers = _spread(list(self.case.heads), _SLOPE_LAYERS)
+        self.resumes, self.compared = prepared.plan.one_pass, False
         self.may_chunk = cache(  # type: ignore[method-assign]  # asked once: it runs a few tokens
             lambda: chunks_agree(ready.model, ready.prompts, ready.layers)
         )
@@ -208,10 +216,38 @@ class RemedyProbe(Probe):
         with self.positions():
             near = ending(tokens, short, n_head)
             found = {-1: token_losses(model, near), 0: token_losses(model, tokens, chunk=chunk)}
+            endings = cache(lambda n: self._ending(model, tokens, n, found[0]))
             for number, treatment in enumerate(self.treatments, start=1):
+                begins = treatment.begins(self.case)
+                n = tokens.shape[1] - begins
+                if n <= 0:  # no token sees so many keys
+                    found[number] = found[0]
+                    continue
+                again = endings(n) if chunk is None and begins > 1 else None
                 with treatment.edit(self.case):
-                    found[number] = token_losses(model, tokens, chunk=chunk)
+                    if again is not None:
+                        found[number] = torch.cat([found[0][:, :-n], again()], dim=1)
+                    else:
+                        found[number] = token_losses(model, tokens, chunk=chunk)
         return [found]
+
+    def _ending(
+        self, model: nn.Module, tokens: Tensor, n: int, untreated: Tensor
+    ) -> Callable[[], Tensor] | None:
+        """The losses of the last n tokens behind a beginning that runs once.
+
+        None if they are not those of the whole prompt, which the first batch tells.
+        """
+        self.resumes = self.resumes and self.may_chunk()
+        if not self.resumes:
+            return None
+        again = ending_losses(model, tokens, n)
+        if not self.compared:
+            self.compared = True
+            exact = untreated.dtype == torch.float64 or next(model.parameters()).dtype.itemsize > 2
+            bound = 1e-3 if exact else 0.1
+            self.resumes = bool((again() - untreated[:, -n:]).abs().max() < bound)
+        return again if self.resumes else None
 
     def take(
         self, tally: RemedyTally, prompts: list[int], parts: Sequence[Mapping[int, Tensor]]
@@ -231,7 +267,8 @@ class RemedyProbe(Probe):
         """Right answers of other prompts, and moments of heads."""
         for name, task in self.tasks.items():
             self._ask(tally, piece, name, task)
-        self._measure_heads(tally, piece)
+        if "slopes" in self.measured:
+            self._measure_heads(tally, piece)
 
     def _ask(self, tally: RemedyTally, piece: Piece, name: str, task: Task) -> None:
         """Share of right answers at the longest length, untreated and with every treatment."""

@@ -32,6 +32,8 @@ DEFAULT_REMEDIES = ("logn", "yarn", "infoscale", "adaptive", "temperature")
 """Those that need no moments; with `variance`, `restore` and `norm` come with them."""
 DEFAULT_DOSES = "0,0.5,1,2"
 _MOST_DOSE = 100.0
+MEASURES = ("loss", "dictionary", "repeat", "slopes")
+"""What is measured; each of the others takes about as long as the loss, which always is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,11 +48,13 @@ class RemedyRequest(LossRequest):
     variance: str | Path | None = None
     trained: int | None = None
     rope: str | None = None
+    measures: str | Sequence[str] = MEASURES
 
     def check(self) -> tuple[int, ...]:
         wanted = super().check()
         check_count("trained", self.trained, least=2)
         self.all_doses()
+        self.measured()
         if self.rope is not None:
             parse_rope(self.rope)
         if not isinstance(self.heads, Mapping) and self.heads not in ("all", "dispersing"):
@@ -71,7 +75,7 @@ class RemedyRequest(LossRequest):
         return wanted
 
     def planned(self, plan: SweepPlan) -> SweepPlan:
-        n_runs = 1 + len(treatments(self.names(), self.all_doses()))
+        n_runs = (1 + len(treatments(self.names(), self.all_doses()))) * len(self.measured())
         return replace(plan, flops=n_runs * plan.flops, seconds=n_runs * plan.seconds)
 
     def names(self) -> tuple[str, ...]:
@@ -88,6 +92,17 @@ class RemedyRequest(LossRequest):
             )
         return names
 
+    def measured(self) -> tuple[str, ...]:
+        """What is measured, checked; the loss always is."""
+        given = self.measures.split(",") if isinstance(self.measures, str) else self.measures
+        names = {str(name).strip() for name in given}
+        if not names or not names <= set(MEASURES):
+            raise ValueError(
+                f"measures: got {self.measures!r}, accepted: {', '.join(MEASURES)} (the loss is "
+                "always measured)"
+            )
+        return tuple(name for name in MEASURES if name in names | {"loss"})
+
     def all_doses(self) -> tuple[float, ...]:
         """The doses, checked, rising; at least one is above 0."""
         given = self.doses.split(",") if isinstance(self.doses, str) else self.doses
@@ -103,7 +118,11 @@ class RemedyRequest(LossRequest):
         return tuple(doses)
 
     def record(self, lengths: tuple[int, ...], layers: Sequence[AttentionLayer]) -> dict[str, Any]:
-        more: dict[str, Any] = {"remedies": self.names(), "doses": self.all_doses()}
+        more: dict[str, Any] = {
+            "remedies": self.names(),
+            "doses": self.all_doses(),
+            "measures": self.measured(),
+        }
         if isinstance(self.heads, Mapping):
             pairs = [(layer, head) for layer, heads in self.heads.items() for head in heads]
             more["heads"] = ",".join(f"{layer}.{head}" for layer, head in sorted(pairs))

@@ -20,6 +20,7 @@ from llmprobe.probes.treatments import REMEDY, SHUFFLED, Treatment
 
 UNTREATED = "untreated"
 _NOTHING = Estimate(np.nan, np.nan, np.nan, np.nan, 0)
+_SLOPES = tuple(f"slope{what}{end}" for what in ("", "_change") for end in ("", "_low", "_high"))
 
 
 def with_slopes(every: Sequence[Treatment]) -> list[Treatment]:
@@ -84,6 +85,9 @@ def compare_slopes(evidence: Evidence, every: Sequence[Treatment]) -> dict[str, 
     """Slopes of heads' total standard deviation, untreated and treated, and their differences."""
     lengths, tallies = evidence.lengths, list(evidence.tallies.values())
     numbers = [n for n in tallies[0].numbers if (n, UNTREATED) in tallies[0].groups]
+    if not numbers:
+        none = dict.fromkeys(("layer", "head", "slope_of"), np.zeros(0, np.int64))
+        return none | dict.fromkeys(_SLOPES, np.zeros((0, 0)))
     measured = with_slopes(every)
     names = [UNTREATED, *(treatment.remedy for treatment in measured)]
     std = {name: _total_std(tallies, numbers, name) for name in names}

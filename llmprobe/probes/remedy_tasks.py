@@ -37,13 +37,15 @@ class Task:
         return targets
 
 
-def make_tasks(ready: Prepared, *, seed: int) -> tuple[dict[str, Task], list[str]]:
+def make_tasks(
+    ready: Prepared, kinds: Sequence[str] = TASKS, *, seed: int
+) -> tuple[dict[str, Task], list[str]]:
     """The tasks that a model can be asked at the longest length, and why others are left out."""
     loaded, longest = ready.loaded, max(ready.lengths)
     # Rows of the embedding beyond the tokenizer are padding that no training has touched.
     vocab_size = min(loaded.vocab_size, len(loaded.tokenizer or range(loaded.vocab_size)))
     tasks, notes = {}, []
-    for kind in TASKS:
+    for kind in kinds:
         try:
             prompts = make_prompts(
                 kind,

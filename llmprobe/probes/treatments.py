@@ -79,6 +79,8 @@ SCALINGS: dict[str, tuple[Scaling, str]] = {
     ),
 }
 """Remedies that scale logits: how, and in words."""
+BEYOND = ("logn", "floor", "infoscale")
+"""Those of them that leave tokens inside the trained context as they are."""
 GAINS = {
     "restore": "head outputs get back the mean and deviation they have at L",
     "norm": "head outputs get back the norm they have at L",
@@ -130,6 +132,12 @@ class Treatment:
     remedy: str
     dose: float
     arm: str = REMEDY
+
+    def begins(self, case: Case) -> int:
+        """How many keys a token may see and stay as it is; 0 if all are treated."""
+        if self.remedy in GAINS:
+            return case.reference
+        return case.trained if self.remedy in BEYOND else 0
 
     def edit(self, case: Case) -> AbstractContextManager[Any]:
         """A context manager that treats the case's model."""

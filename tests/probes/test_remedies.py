@@ -23,8 +23,11 @@ from llmprobe import (
     restore,
 )
 from llmprobe.capture.discovery import attention_layers
+from llmprobe.capture.loading import as_loaded
 from llmprobe.capture.positions import scaled_positions
 from llmprobe.probes.prompts import make_prompts
+from llmprobe.probes.remedies import RemedyProbe
+from llmprobe.probes.remedy_request import RemedyRequest
 from llmprobe.probes.texts import BUILTIN_TEXT, read_text
 from llmprobe.probes.treatments import Case, treatments
 
@@ -261,3 +264,66 @@ def test_prompts_inside_the_trained_context_are_noted(loaded, options):
     result = probe_remedies(loaded, "16,32", **ask)
     assert any("no prompt is longer than the trained context of 256" in x for x in result.warnings)
     assert "logn changes nothing" in result.reading()
+
+
+def test_what_a_remedy_leaves_alone_runs_once_for_all(loaded, options, tmp_path, monkeypatch):
+    """Beginnings inside the trained context are shared; whole prompts give the same numbers."""
+    folder = tmp_path / "variance"
+    given = options | {"n_prompts": 8}
+    probe_variance(loaded, "16,32,64", at="heads", layers="all", seed=1, output=folder, **given)
+    ask = given | {
+        "remedies": "logn,floor,infoscale,restore,norm,temperature",
+        "doses": "1",
+        "trained": 40,
+        "variance": folder,
+        "measures": "loss",
+        "n_prompts": 4,
+    }
+    lengths = []
+    own = RemedyProbe._ending
+
+    def seen(self, model, tokens, n, untreated):
+        again = own(self, model, tokens, n, untreated)
+        lengths.append((n, again is not None))
+        return again
+
+    monkeypatch.setattr(RemedyProbe, "_ending", seen)
+    shared = probe_remedies(loaded, "16,32,64", **ask)
+    assert set(lengths) == {(24, True), (32, True)}  # beyond 40 tokens; beyond the moments at 32
+    monkeypatch.setattr(RemedyProbe, "_ending", lambda *_: None)
+    whole = probe_remedies(loaded, "16,32,64", **ask)
+    np.testing.assert_allclose(shared.change, whole.change, atol=2e-6)
+    assert np.abs(whole.change[0, :, -1]).min() > 1e-5
+
+
+def test_a_model_that_counts_in_its_own_way_runs_whole(weak, options):
+    """Its hooks count positions of a call, so a prompt over a cache is another one."""
+    probe = RemedyProbe(
+        as_loaded(weak, tokenizer=options["tokenizer"]),
+        RemedyRequest(
+            lengths="32,128",
+            remedies="logn",
+            doses="1",
+            trained=64,
+            measures="loss",
+            **{name: options[name] for name in ("prompts", "text", "n_prompts")},
+        ),
+    )
+    probe.may_chunk = lambda: True
+    tokens = probe.ready.prompts.batch([0], 128)
+    with torch.inference_mode():
+        probe.forward(weak, tokens, None, None, None)
+    assert probe.compared
+    assert not probe.resumes
+
+
+def test_measures_can_be_left_out(loaded, options):
+    ask = options | {"n_prompts": 4, "remedies": "temperature", "doses": "1"}
+    result = probe_remedies(loaded, "16,32", measures="loss,repeat", **ask)
+    assert result.measures == ("loss", "key_loss", "repeat")
+    assert not len(result.slope_of)
+    assert result.slope_frame().empty
+    with pytest.raises(ValueError, match="slopes: the probe measured none"):
+        result.plot("slopes")
+    with pytest.raises(ValueError, match="measures: got 'speed', accepted: loss, dictionary"):
+        probe_remedies(loaded, "16,32", measures="speed", **ask)
