@@ -19,6 +19,7 @@ from cells import (
 
 from llmprobe import Result, rank_correlation, wrong_mass
 from llmprobe.base.intervals import VERDICTS, estimate
+from llmprobe.results.variance import LABELS
 
 EXTERNAL = (98.6, 97.1, 94.3, 89.7, 81.3, 70.1, 53.8, 35.7, 22.6, 15.7, 12.4)
 """Accuracy of the baseline of arXiv 2410.01104 at 16 to 16,384 items."""
@@ -188,14 +189,26 @@ def depth(root: Path) -> str:
         for part in parts:
             some = frame[frame.layer.isin(part)]
             layers = f"{part[0]}" if len(part) == 1 else f"{part[0]} to {part[-1]}"
-            falls, rises = (some.slope_high < 0).sum(), (some.slope_low > 0).sum()
-            slopes = minus(f"{some.slope.min():+.2f} | {some.slope.median():+.2f} | ")
-            lines.append(
-                f"{model_name(result)} | {layers} | {len(some)} | {falls} | {rises} | {slopes}"
-                + minus(f"{some.slope.max():+.2f}")
-            )
-    head = "model| layers| heads| CI below 0| CI above 0| steepest| median| highest"
-    return rows(head, lines)
+            counts = " | ".join(f"{(some.label == label).sum()}" for label in LABELS)
+            slope = some.slope_within
+            slopes = minus(f"{slope.min():+.2f} | {slope.median():+.2f} | {slope.max():+.2f}")
+            lines.append(f"{model_name(result)} | {layers} | {len(some)} | {counts} | {slopes}")
+    return rows(f"model| layers| heads| {'| '.join(LABELS)}| steepest| median| highest", lines)
+
+
+@table
+def one_query(root: Path) -> str:
+    """The first layer's heads, and all: a slope and its terms, if all prompts end in one token."""
+    frame = saved(root / "figures/head_decay_map_attention").head_frame()
+    names = [f"slope_{name}" for name in ("total", "dispersion", "values", "coherence")]
+    first = frame[frame.layer == 0].set_index("head")[names]
+    cells = {f"layer 0, head {head}": row for head, row in first.iterrows()}
+    cells["270 heads, median"] = frame[names].median()
+    lines = [
+        f"{name} | {minus(' | '.join(f'{slope:+.2f}' for slope in row))}"
+        for name, row in cells.items()
+    ]
+    return rows("head| slope| = dispersion| + values| + coherence", lines)
 
 
 def model_name(result: Result) -> str:

@@ -8,6 +8,7 @@ import pandas as pd
 from cells import at, beyond, effect, interval, minus, rows, saved, table
 
 from llmprobe.base.intervals import estimate, verdict
+from llmprobe.results.variance import LABELS
 
 
 @table
@@ -79,14 +80,20 @@ def recipes(root: Path) -> str:
         parts = [slopes(f"proposition_1/{task}_fixed_{seed}").iloc[0] for seed in range(4)]
         return sum(part.slope_low <= -0.5 <= part.slope_high for part in parts)
 
-    def whole(name: str, row: int = 0, form: str = "+.2f") -> str:
-        return interval(*slopes(name).loc[row, ["slope", "slope_low", "slope_high"]], form)
+    def whole(name: str, slope: str = "slope") -> str:
+        ends = [slope, f"{slope}_low", f"{slope}_high"]
+        return interval(*slopes(name).loc[0, ends], "+.2f")
+
+    def labeled(name: str) -> str:
+        """How many heads lose variance, by their labels."""
+        counts = slopes(name).label.value_counts()
+        known = [f"{counts[label]} {label}" for label in LABELS if label in counts]
+        return f"of {counts.sum()}, {', '.join(known)}"
 
     tails = saved(folder / "figure_2_feature_distributions").tail_frame().slope
     spread = saved(folder / "figure_3_global_shift").global_variance[0].mean(axis=0)
     entropy = saved(folder / "figure_4_attention_weights").entropy[..., -1]
     more = estimate(entropy[1] - entropy[0])
-    map_270, map_30 = slopes("head_decay_map"), slopes("train_builtin_model")
     enough = [
         saved(folder / f"set_complement_theory/width_{width}").kl[0, :, :2].max(axis=1) < 1e-4
         for width in (14, 15)
@@ -110,7 +117,8 @@ def recipes(root: Path) -> str:
         ),
         "figure_1_llm_variance": (
             "does SmolLM2's first layer fall as N^−0.5?",
-            f"it falls far slower, {whole('figure_1_llm_variance')}; single heads do",
+            f"over all prompts it does not fall, {whole('figure_1_llm_variance')}; within a last "
+            f"token {whole('figure_1_llm_variance', slope='slope_within')}; single heads do",
         ),
         "figure_2_feature_distributions": (
             "do single features concentrate?",
@@ -127,8 +135,7 @@ def recipes(root: Path) -> str:
         ),
         "head_decay_map": (
             "which of SmolLM2's 270 heads lose variance?",
-            f"CI below 0 in {(map_270.slope_high < 0).sum()}, above in "
-            f"{(map_270.slope_low > 0).sum()}, not corrected for their number",
+            labeled("head_decay_map"),
         ),
         "table_argmax": (
             "does LayerNorm help argmax retrieval?",
@@ -162,7 +169,7 @@ def recipes(root: Path) -> str:
         ),
         "train_builtin_model": (
             "do the built-in model's heads lose variance?",
-            f"{(map_30.slope_high < 0).sum()} of {len(map_30)} do",
+            labeled("train_builtin_model"),
         ),
         "does_it_hurt": (
             "does SmolLM2 need the heads that lose variance?",

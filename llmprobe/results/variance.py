@@ -382,7 +382,8 @@ class VarianceResult(SeriesResult, kind="variance"):
                 ax=ax,
             )
         if kind == "heads":
-            return figures.draw_slopes(self.decay_frame(), self.to_frame(), ax=ax)
+            frame, rows = self.decay_frame(), self.to_frame()
+            return figures.draw_slopes(frame, rows, tested=self.tested, ax=ax)
         if kind == "drift":
             return figures.draw_drift(self.to_frame(), reference=self.reference, ax=ax)
         return figures.draw_features(self._feature_frame(), ax=ax)

@@ -129,16 +129,24 @@ def draw_comparison(frames: Mapping[str, pd.DataFrame], *, ax: Axes | None = Non
     return ax
 
 
-def draw_slopes(frame: pd.DataFrame, rows: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
+def draw_slopes(
+    frame: pd.DataFrame, rows: pd.DataFrame, *, tested: str = "total", ax: Axes | None = None
+) -> Axes:
     """A map of slopes by layer and head.
 
-    `frame` is `VarianceResult.decay_frame()`, `rows` its `to_frame()`. White is a head that keeps
+    `frame` is `VarianceResult.decay_frame()`, `rows` its `to_frame()`. `tested` names the slope:
+    within (queries), or the total; older results have features only. White is a head that keeps
     its variance, orange one that loses it, full at the −1/2 of attention that disperses. A dot
     marks slopes whose CI includes 0.
     """
+    slope = "slope_within" if tested == "within" else "slope"
+    frame = frame.assign(
+        **{f"slope{end}": frame[f"{slope}{end}"] for end in ("", "_low", "_high")}
+    )
     heads = frame.assign(head=frame["head"].fillna(0)).pivot(
         index="layer", columns="head", values="slope"
     )
+    what = "std within a query" if tested == "within" else "std"
     n_layers, n_heads = heads.shape
     width, height = max(2.4, 1.2 + 0.3 * n_heads), max(2.4, 0.9 + 0.2 * n_layers)
     span = f"{rows.length.min()} to {rows.length.max()} tokens"
@@ -153,7 +161,7 @@ def draw_slopes(frame: pd.DataFrame, rows: pd.DataFrame, *, ax: Axes | None = No
             fmt=".2f",
             annot_kws={"size": 5},
             cbar_kws={
-                "label": f"slope of log std over log N,\n{prompts_of(rows)} prompts, {span}",
+                "label": f"slope of log {what} over log N,\n{prompts_of(rows)} prompts, {span}",
                 "extend": "both",
                 "extendfrac": 0.03,
                 "aspect": height / _BAR,

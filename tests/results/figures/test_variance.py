@@ -68,6 +68,16 @@ def test_slopes_drift_and_features_draw_their_own_numbers(variance_result):
     assert len(features.collections) == 5 * 3
 
 
+def test_the_map_of_several_queries_is_about_what_labels_are_about(variance_result):
+    inside = variance_result.slope - 0.1
+    several = dataclasses.replace(
+        variance_result, slope_within=inside, total_variance=variance_result.std_median**2
+    )
+    heat = several.plot("heads").collections[0]
+    np.testing.assert_array_equal(heat.get_array().ravel(), inside)
+    assert "std within a query" in heat.colorbar.ax.get_ylabel()
+
+
 def test_the_map_tells_heads_that_rise_from_those_that_stay_and_its_numbers_can_be_read():
     slopes = np.array([-0.5, -0.25, 0, 0.2, 0.94, np.nan])
     ax = dataclasses.replace(make_variance_result(), slope=slopes).plot("heads")
