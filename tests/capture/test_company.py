@@ -141,6 +141,23 @@ def test_a_forward_of_another_thread_is_neither_recorded_nor_stopped(capture, st
         thread.join()
 
 
+@pytest.mark.parametrize("capture", [capture_attention, capture_rows])
+def test_a_thread_that_takes_over_the_context_has_no_part_in_its_captures(capture):
+    model, inputs, other = tiny("llama"), batch("llama", (12,)), batch("llama", (7, 7))
+    expected = model(**other).logits
+
+    async def work():
+        with capture(model, positions=-1, stop=True) as captured:
+            result = await asyncio.to_thread(lambda: model(**other))  # it copies the context
+            model(**inputs)
+        return result, captured
+
+    result, captured = asyncio.run(work())
+    assert torch.equal(result.logits, expected)
+    values = heads(captured) if capture is capture_attention else entropies(captured)
+    assert {len(x) for x in values} == {1}
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tasks_get_what_each_gets_alone(family):
     model = copy.deepcopy(tiny(family))
