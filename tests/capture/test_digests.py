@@ -10,11 +10,12 @@ import pytest
 import torch
 from accelerate import cpu_offload, disk_offload, init_empty_weights
 from families import FAMILIES, tiny
+from tokenizers import decoders, normalizers
 from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from llmprobe import attention_layers
-from llmprobe.capture.digests import digest_model
+from llmprobe import attention_layers, load_model
+from llmprobe.capture.digests import digest_model, digest_tokenizer, sample_weights
 
 TOKENS = torch.arange(12).reshape(1, 12)
 
@@ -174,6 +175,33 @@ def test_the_arithmetic_that_torch_is_set_to_counts(model):
     finally:
         torch.set_float32_matmul_precision(before)
     assert digest_model(model) == plain
+
+
+def test_a_tokenizer_counts_by_its_rules_and_not_by_its_use():
+    tokenizer = load_model("builtin").tokenizer
+    plain = digest_tokenizer(tokenizer)
+    used = copy.deepcopy(tokenizer)
+    used.pad_token = used.eos_token
+    used(["once", "upon a time"], padding=True, truncation=True, max_length=2)
+    assert digest_tokenizer(used) == plain
+    found = [plain, digest_tokenizer(None)]
+    used.add_tokens(["upon a"])
+    found.append(digest_tokenizer(used))
+    used.backend_tokenizer.normalizer = normalizers.Lowercase()
+    found.append(digest_tokenizer(used))
+    used.backend_tokenizer.decoder = decoders.Fuse()
+    found.append(digest_tokenizer(used))
+    assert len(set(found)) == len(found)
+
+
+def test_a_sample_of_the_weights_changes_with_training(model):
+    before = sample_weights(model)
+    model.requires_grad_()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    model(TOKENS, labels=TOKENS).loss.backward()
+    assert sample_weights(model) == before
+    optimizer.step()
+    assert sample_weights(model) != before
 
 
 def test_an_adapter_counts_by_what_it_does_now(model):
