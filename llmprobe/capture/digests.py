@@ -31,7 +31,6 @@ from llmprobe.capture.held import LOADERS, Held, origin, replaced_parts
 
 _BLOCK_BYTES = 2**26
 """Bytes that one thread hashes at a time."""
-_N_SAMPLED = 64
 _NOT_OF_A_MODEL = ("architectures", "dtype", "torch_dtype", "transformers_version")
 """Config fields that do not change the computation; the number type is in the weights' facts."""
 _NOT_OF_A_MODULE = {
@@ -89,17 +88,6 @@ def digest_tokenizer(tokenizer: Any) -> str | None:
     elif hasattr(tokenizer, "get_vocab"):
         facts["vocab"] = tokenizer.get_vocab()
     return hashlib.sha256(_text(facts)).hexdigest()
-
-
-def sample_weights(model: nn.Module) -> str:
-    """A hash of a few numbers of every weight, to find out at no cost that a model is trained."""
-    sha = hashlib.sha256()
-    for name, weight in model.named_parameters():
-        for part in () if weight.is_meta else _plain(weight.detach()):
-            flat = part.reshape(-1)
-            some = flat[:: max(1, flat.numel() // _N_SAMPLED)]
-            sha.update(f"{name} {_hash_block(some)}".encode())
-    return sha.hexdigest()
 
 
 def _text(facts: Any) -> bytes:

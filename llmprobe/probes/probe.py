@@ -19,9 +19,8 @@ from typing import Any, ClassVar, TypedDict, Unpack
 
 import torch
 
-from llmprobe.base.machine import evaluating, memory_kept
+from llmprobe.base.machine import evaluating, memory_kept, sample_weights
 from llmprobe.base.progress import Progress, reporting
-from llmprobe.capture.digests import sample_weights
 from llmprobe.capture.loading import AnyModel, LoadedModel, as_loaded
 from llmprobe.errors import CaptureError, CheckpointError, OutOfMemoryError
 from llmprobe.probes.before import check_asked

@@ -20,8 +20,8 @@ from llmprobe import (
     probe_loss,
     probe_variance,
 )
+from llmprobe.base.machine import sample_weights
 from llmprobe.base.processes import Process
-from llmprobe.capture.digests import sample_weights
 from llmprobe.errors import CaptureError, CheckpointError, ResultExistsError
 from llmprobe.probes import probe as probe_module
 from llmprobe.probes.sweeps import Sweep
