@@ -86,7 +86,7 @@ class Held:
             return None
         if callable(value):
             return [type(value).__qualname__, deeper(type(value).__call__), deeper(_fields(value))]
-        if isinstance(value, _BAGS) or origin(type(value)) not in _LIBRARIES:
+        if isinstance(value, _BAGS) or not _is_of_a_library(type(value)):
             return self._once(value, lambda: [type(value).__qualname__, deeper(_fields(value))])
         return None
 
@@ -134,6 +134,12 @@ def replaced_parts(kind: type) -> Iterator[types.FunctionType]:
             if isinstance(part, types.FunctionType) and origin(part) not in home:
                 yield part
         return  # what it inherits is not called, or through it
+
+
+def _is_of_a_library(kind: type) -> bool:
+    """True also for configs and tokenizers that come with a model's own code."""
+    bases = {origin(base) for base in kind.__mro__} - set(sys.stdlib_module_names)
+    return origin(kind) in _LIBRARIES or not bases.isdisjoint(_LIBRARIES)
 
 
 def _fields(value: Any) -> dict[str, Any]:

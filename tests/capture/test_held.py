@@ -8,6 +8,7 @@ import pytest
 import torch
 from families import tiny
 from torch import nn
+from transformers import LlamaConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama import modeling_llama
 
@@ -105,6 +106,20 @@ def test_no_two_hooks_that_hold_different_things_have_one_digest(model):
         found[name] = digest_model(changed)
         assert digest_model(changed) == found[name]
     assert len(set(found.values())) == len(found)
+
+
+class OwnConfig(LlamaConfig):
+    """As in code that comes with a model: it knows where it was read from."""
+
+
+def test_a_config_behind_a_hook_is_no_difference(model):
+    found = set()
+    for place in ("a", "b"):
+        changed = copy.deepcopy(model)
+        around(Settings(OwnConfig(name_or_path=place)))(changed)
+        changed.model.cfg = OwnConfig(name_or_path=place)
+        found.add(digest_model(changed))
+    assert len(found) == 1
 
 
 def other_rotation(q, k, cos, sin, unsqueeze_dim=1):

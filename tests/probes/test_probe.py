@@ -16,8 +16,11 @@ from llmprobe import (
     load_model,
     load_result,
     merge_results,
+    probe_ablation,
     probe_attention,
     probe_loss,
+    probe_remedies,
+    probe_retrieval,
     probe_variance,
 )
 from llmprobe.base.machine import sample_weights
@@ -348,6 +351,38 @@ def test_a_run_is_not_resumed_with_another_tokenizer(tmp_path):
     with pytest.raises(CheckpointError, match="tokenizer_hash"):
         probe_loss(BUILTIN, tokenizer=other, **given | {"n_prompts": 6})
     probe_loss(BUILTIN, tokenizer=copy.deepcopy(BUILTIN.tokenizer), **given | {"n_prompts": 6})
+
+
+TEXT = {"lengths": "8,16", "n_prompts": 4, "text": "builtin"}
+REMEDY = TEXT | {"remedies": "logn", "doses": 1.0}
+OTHERS = {
+    probe_loss: (TEXT, {"same_targets": 2}, {"text": "other"}, {"bos": "no"}),
+    probe_retrieval: ({"lengths": "64", "n_prompts": 4}, {"layers": 1}, {"prompts": "repeat"}),
+    probe_ablation: (TEXT | {"heads": {"a": "0.0"}}, {"heads": {"a": "0.1"}}, {"n_controls": 0}),
+    probe_remedies: (
+        REMEDY,
+        {"rope": "linear:2"},
+        {"heads": "0.1"},
+        {"doses": 2.0},
+        {"trained": 8},
+    ),
+}
+
+
+@pytest.mark.parametrize("probe", OTHERS)
+def test_prompts_of_another_request_are_not_added(probe, tmp_path):
+    """Whatever an argument changes, a folder that has some prompts takes no others."""
+    other = tmp_path / "builtin"  # a file of this name, of another text
+    other.write_text("the little dog and the big cat went to the park to play with a ball. " * 20)
+    given, *changes = OTHERS[probe]
+    probe(BUILTIN, output=tmp_path / "run", **given)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    for change in changes:
+        change = {"text": other} if "text" in change else change
+        with pytest.raises(CheckpointError, match="holds another run") as caught:
+            probe(BUILTIN, output=tmp_path / "run", **given | {"n_prompts": 5} | change)
+        assert "\n" not in str(caught.value)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
 
 
 def test_results_of_different_tokenizers_are_not_joined(tmp_path):
