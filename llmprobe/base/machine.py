@@ -4,6 +4,7 @@ Everything that depends on where the code runs is decided here, once.
 """
 
 import ctypes
+import hashlib
 import platform
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +24,8 @@ try:
 except ModuleNotFoundError:  # Windows has no such limits
     resource = None  # type: ignore[assignment]
 
+_N_SAMPLED = 64
+"""Numbers of a weight that are looked at, about."""
 DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -211,6 +214,22 @@ def is_out_of_memory(error: BaseException) -> bool:
     # The CPU's allocator; CUDA's and MPS's own; cuBLAS and similar libraries when they start.
     known = ("allocate memory", "out of memory", "STATUS_ALLOC_FAILED")
     return isinstance(error, RuntimeError) and any(words in str(error) for words in known)
+
+
+def sample_weights(model: torch.nn.Module) -> str:
+    """A hash of a few numbers of each weight: tells at no cost that a model was trained meanwhile.
+
+    Weights that are packed, or that lie on a disk, are left out.
+    """
+    sha = hashlib.sha256()
+    for name, weight in model.named_parameters():
+        packed = hasattr(weight, "__tensor_flatten__") or weight.layout != torch.strided
+        if not weight.is_meta and not packed:
+            flat = weight.detach().reshape(-1)
+            some = flat[:: max(1, flat.numel() // _N_SAMPLED)].resolve_conj().resolve_neg()
+            sha.update(name.encode())
+            sha.update(some.cpu().contiguous().view(torch.uint8).numpy())
+    return sha.hexdigest()
 
 
 @contextmanager

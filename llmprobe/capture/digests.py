@@ -1,9 +1,10 @@
 """A hash of all that decides what a model computes, so a run is never resumed with another model.
 
 It covers the raw bytes of every parameter and buffer, the config, and the state of every module:
-its class, its plain attributes (an adapter that is switched off, a scale), the functions that users
-hooked into it, and the edits of its attention that are active here. It does not depend on where the
-model lies: the same weights on another device, or offloaded by accelerate, have the same digest.
+its class, its attributes (an adapter that is switched off, a scale), the functions that users
+hooked into it with all that those hold, functions of transformers that were replaced, autocast, and
+the edits of its attention that are active here. It does not depend on where the model lies: the
+same weights on another device, or offloaded by accelerate, have the same digest.
 
 sha256 is the fastest hash of the standard library on processors that have instructions for it (all
 current ones), and releases Python's lock, so blocks of weights are hashed by several threads. The
@@ -11,23 +12,22 @@ digest is of the model in memory and is not cached by file: edits and adapters c
 takes a small part of the time that loading takes.
 """
 
-import functools
 import hashlib
 import json
 import os
 import re
-import types
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from transformers import PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from llmprobe.capture.editing import edits_here
+from llmprobe.capture.held import LOADERS, Held, origin, replaced_parts
 
 _BLOCK_BYTES = 2**26
 """Bytes that one thread hashes at a time."""
@@ -47,22 +47,47 @@ _NOT_OF_A_MODULE = {
     "_use_kernels",  # then modules have another forward, which counts
 }
 """Attributes that do not change the computation: torch's tables, where a model came from."""
-_LOADERS = ("llmprobe", "transformers", "accelerate")
-"""Their hooks watch a model or move its weights."""
-_DEPTH = 8
 
 
 def digest_model(model: nn.Module) -> str:
     """A hash of the weights, the buffers, the config and the state of every module."""
+
+    def of_tensor(tensor: Tensor) -> Any:
+        return [fact for _, fact in _digest_tensors({"": tensor})]
+
+    def of_module(module: nn.Module) -> Any:
+        return [[*_states(module, held)], [*_digest_tensors(dict(_tensors(module)))]]
+
+    names = {id(module): name for name, module in model.named_modules()}
+    held = Held(names, of_tensor, of_module)
     whole = hashlib.sha256(_text(_config_facts(model)))
-    for name, module in model.named_modules(remove_duplicate=False):
-        whole.update(_text([name, type(module).__qualname__, _state(module)]))
-    whole.update(_text([_hook(hook) for hook in _hooks(torch_module, "_global")]))
+    for state in _states(model, held):
+        whole.update(_text(state))
+    whole.update(_text([_hook(hook, held) for hook in _hooks(torch_module, "_global")]))
     for edit in edits_here(model):
-        whole.update(_text(_facts(edit.facts())))
+        whole.update(_text(held.facts(edit.facts())))
+    for function in _replaced(model):
+        whole.update(_text(held.facts(function)))
+    for setting in _arithmetic(model):
+        whole.update(_text(setting))
     for fact in _digest_tensors(dict(_tensors(model))):
         whole.update(_text(fact))
     return whole.hexdigest()
+
+
+def digest_tokenizer(tokenizer: Any) -> str | None:
+    """A hash of what decides how a tokenizer encodes and decodes; None without a tokenizer."""
+    if tokenizer is None:
+        return None
+    facts: dict[str, Any] = {"class": type(tokenizer).__qualname__}
+    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+    if hasattr(backend, "to_str"):
+        rules = json.loads(backend.to_str())
+        # Calls with padding or truncation leave their settings there.
+        facts |= {name: rules[name] for name in rules if name not in ("padding", "truncation")}
+    elif hasattr(tokenizer, "get_vocab"):
+        facts["vocab"] = tokenizer.get_vocab()
+    return hashlib.sha256(_text(facts)).hexdigest()
 
 
 def _text(facts: Any) -> bytes:
@@ -183,7 +208,12 @@ def _hash_block(block: Tensor) -> str:
 # ---------------------------------------------------------------- modules
 
 
-def _state(module: nn.Module) -> dict[str, Any]:
+def _states(root: nn.Module, held: Held) -> Iterator[list[Any]]:
+    for name, module in root.named_modules(remove_duplicate=False):
+        yield [name, type(module).__qualname__, _state(module, held)]
+
+
+def _state(module: nn.Module, held: Held) -> dict[str, Any]:
     """What decides a module's outputs besides its tensors and its class."""
     kept = {
         name: value
@@ -196,91 +226,45 @@ def _state(module: nn.Module) -> dict[str, Any]:
     forward = vars(module).get("_old_forward", kept.pop("forward", None))
     if getattr(forward, "__func__", None) is not type(module).forward and forward is not None:
         kept["forward"] = forward
-    state = {name: _facts(value) for name, value in kept.items() if not isinstance(value, Tensor)}
+    state = {
+        name: held.facts(value) for name, value in kept.items() if not isinstance(value, Tensor)
+    }
     return {
         "state": {name: fact for name, fact in state.items() if fact is not None},
-        "hooks": [_hook(hook) for hook in _hooks(module)],
+        "hooks": [_hook(hook, held) for hook in _hooks(module)],
     }
 
 
 def _hooks(owner: Any, start: str = "") -> Iterator[Callable[..., Any]]:
     for name in (f"{start}_forward_pre_hooks", f"{start}_forward_hooks"):
-        for hook in getattr(owner, name).values():
-            function = inner = hook
-            while isinstance(inner, functools.partial):
-                inner = inner.func
-            origin = getattr(inner, "__module__", None) or type(inner).__module__
-            if origin.partition(".")[0] not in _LOADERS:
-                yield function
+        yield from (hook for hook in getattr(owner, name).values() if origin(hook) not in LOADERS)
 
 
-def _hook(hook: Callable[..., Any]) -> Any:
-    return _facts(hook) or type(hook).__qualname__
+def _hook(hook: Callable[..., Any], held: Held) -> Any:
+    return held.facts(hook) or type(hook).__qualname__
 
 
-def _facts(value: Any, depth: int = 0) -> Any:
-    """A plain value as it is, functions by their code and what they hold; None for other objects.
-
-    Nothing here depends on where objects lie in memory: other processes must come to the same.
-    """
-    if value is None or depth > _DEPTH:
-        return None
-    if isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, float | complex | bytes | torch.dtype):
-        return repr(value)
-    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
-        value = torch.from_numpy(np.ascontiguousarray(value))
-    if isinstance(value, Tensor):
-        return [fact for _, fact in _digest_tensors({"": value})]
-    deeper = functools.partial(_facts, depth=depth + 1)
-    if isinstance(value, Mapping):
-        return [[deeper(key), deeper(item)] for key, item in value.items()]
-    if isinstance(value, list | tuple):
-        return [deeper(item) for item in value]
-    if isinstance(value, set | frozenset):
-        return sorted((deeper(item) for item in value), key=repr)
-    if isinstance(value, functools.partial):
-        return [deeper(value.func), deeper(value.args), deeper(value.keywords)]
-    if isinstance(value, types.MethodType):
-        owner = value.__self__
-        kept = None if isinstance(owner, nn.Module) else deeper(getattr(owner, "__dict__", None))
-        return [deeper(value.__func__), type(owner).__qualname__, kept]
-    if isinstance(value, types.FunctionType):
-        return _function_facts(value, deeper)
-    if isinstance(value, types.BuiltinFunctionType):
-        return value.__qualname__
-    if callable(value) and not isinstance(value, nn.Module | type):
-        return [type(value).__qualname__, deeper(type(value).__call__), deeper(vars(value))]
-    return None
-
-
-def _function_facts(function: types.FunctionType, deeper: Callable[[Any], Any]) -> list[Any]:
-    cells = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
-    used = {
-        name: function.__globals__[name]
-        for name in function.__code__.co_names
-        if isinstance(function.__globals__.get(name), bool | int | float | str | Tensor)
+def _replaced(model: nn.Module) -> Iterator[Callable[..., Any]]:
+    """Functions that somebody put in the place of those of torch and transformers."""
+    for kind in dict.fromkeys(type(module) for module in model.modules()):
+        yield from replaced_parts(kind)
+    configs: dict[int, Any] = {
+        id(module.config): module.config for module in model.modules() if hasattr(module, "config")
     }
-    held = (function.__defaults__, function.__kwdefaults__, cells, used)
-    return [function.__qualname__, _code_facts(function.__code__), *map(deeper, held)]
+    for config in configs.values():
+        name = str(getattr(config, "_attn_implementation", None)).removeprefix("llmprobe_")
+        function: Any = ALL_ATTENTION_FUNCTIONS.get(name)
+        if function is not None and origin(function) not in (*LOADERS, "torch"):
+            yield function
 
 
-def _is_filled(cell: types.CellType) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:
-        return False
-    return True
-
-
-def _code_facts(code: types.CodeType) -> list[Any]:
-    constants = [
-        _code_facts(x)
-        if isinstance(x, types.CodeType)
-        else sorted(map(repr, x))  # of a set, whose order differs between processes
-        if isinstance(x, frozenset)
-        else repr(x)
-        for x in code.co_consts
+def _arithmetic(model: nn.Module) -> list[str]:
+    """Settings of torch that have a model compute in other number types than its weights'."""
+    kinds = sorted({weight.device.type for weight in model.parameters()} - {"meta"})
+    found = [
+        f"autocast {kind} {torch.get_autocast_dtype(kind)}"
+        for kind in kinds
+        if torch.is_autocast_enabled(kind)
     ]
-    return [code.co_code.hex(), list(code.co_names), constants]
+    precision = torch.get_float32_matmul_precision()
+    return found + ([] if precision == "highest" else [f"matmul {precision}"])

@@ -98,10 +98,19 @@ class AttentionEdit:
             raise ValueError("queries, outputs: got neither; give one of them, or both")
         self.model = module_of(model)
         found = attention_layers(self.model)
-        if layers is None and isinstance(heads, Mapping):
-            layers = list(heads)
+        if isinstance(heads, Mapping):
+            heads = _by_number(found, heads)
+            layers = list(heads) if layers is None else layers
         self.layers = choose_layers(found, layers)
         self.heads = {layer.layer: _choose_heads(layer, heads) for layer in self.layers}
+        beyond = set(heads) - set(self.heads) if isinstance(heads, Mapping) else ()
+        if beyond:
+            raise ValueError(
+                f"heads: got heads of layer {min(beyond)}, which is not among layers; leave layers "
+                "out, or name the same ones"
+            )
+        if all(chosen == () for chosen in self.heads.values()):
+            raise ValueError(f"heads: got {heads!r}, which changes none; name at least one head")
         self.queries, self.outputs = queries, outputs
         self._wants_n = outputs is not None and "n" in inspect.signature(outputs).parameters
         for layer in self.layers:
@@ -321,6 +330,15 @@ def edits_here(model: nn.Module) -> list[AttentionEdit]:
         active = [edit for edit in _active if edit.here()]
     own = set(model.modules())
     return [edit for edit in active if any(edit._module(x) in own for x in edit.layers)]
+
+
+def _by_number(found: Sequence[AttentionLayer], heads: Mapping[int, Any]) -> dict[int, Any]:
+    """Heads by the number of their layer, which may be counted from the end."""
+    choose_layers(found, list(heads))  # refuses what is no layer, in one line for all
+    numbers = [choose_layers(found, [key])[0].layer for key in heads]
+    if len(set(numbers)) < len(numbers):
+        raise ValueError(f"heads: got a layer twice, of {list(heads)}; name each layer once")
+    return dict(zip(numbers, heads.values(), strict=True))
 
 
 def _choose_heads(layer: AttentionLayer, heads: HeadChoice) -> tuple[int, ...] | None:

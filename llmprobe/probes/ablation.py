@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from llmprobe.base.intervals import Estimate, estimate, paired_p
 from llmprobe.base.progress import Progress
 from llmprobe.base.seeds import numpy_generator
+from llmprobe.capture.digests import digest_model
 from llmprobe.capture.discovery import AttentionLayer, LayerChoice
 from llmprobe.capture.editing import edit_attention
 from llmprobe.capture.edits import ablate
@@ -38,6 +39,7 @@ from llmprobe.probes.by_prompt import PromptTally, joined
 from llmprobe.probes.loss import (
     LossRequest,
     between,
+    check_sizes,
     ending,
     in_one_pass,
     n_between,
@@ -46,14 +48,16 @@ from llmprobe.probes.loss import (
 from llmprobe.probes.probe import LoadOptions, Probe, start
 from llmprobe.probes.prompts import PromptSource
 from llmprobe.probes.remedy_request import parse_heads
-from llmprobe.probes.request import DEFAULT_LENGTHS, check_count, prepare
+from llmprobe.probes.request import DEFAULT_LENGTHS, Prepared, check_count, prepare
 from llmprobe.probes.summaries import NOTHING_FINITE, few_prompts
 from llmprobe.probes.sweeps import SweepPlan, chunks_agree
 from llmprobe.probes.tallies import Evidence
+from llmprobe.probes.variance import VarianceTally
 from llmprobe.results.ablation import AblationResult
 from llmprobe.results.base import Also, Result
 from llmprobe.results.opening import load_result
 from llmprobe.results.variance import VarianceResult
+from llmprobe.runs.folder import EVIDENCE
 
 Heads: TypeAlias = Mapping[int, Sequence[int]]
 """Heads by the number of their layer."""
@@ -170,6 +174,10 @@ class AblationRequest(LossRequest):
             str(name): parse_heads(some) if isinstance(some, str) else some
             for name, some in given.items()
         }
+        if len(found) < len(given):
+            raise ValueError(
+                f"heads: got a name twice, of {', '.join(found)}; name each class once"
+            )
         if not found or not all(any(some.values()) for some in found.values()):
             raise ValueError("heads: got a class without heads; name at least one in each")
         return found
@@ -211,6 +219,22 @@ def labeled_heads(folder: Path) -> dict[str, Heads]:
     return dict(found)
 
 
+def _check_labels(folder: Path, ready: Prepared) -> None:
+    """Labels must be those of this model's heads, not of another model of the same shape."""
+    if (folder / EVIDENCE).is_file():
+        evidence = Evidence.read(folder, VarianceTally)
+        same = evidence.run.get("model_hash") == digest_model(ready.model)
+        name = evidence.provenance.model
+    else:  # a result that was saved by itself knows the model's name alone
+        name = load_result(folder).provenance.model
+        same = name == ready.provenance.model
+    if not same:
+        raise ValueError(
+            f"variance: got a result of another model ({name}), accepted: one of "
+            f"{ready.loaded.name} with the same weights and dtype; make it again"
+        )
+
+
 def make_classes(asked: AblationRequest, layers: Sequence[AttentionLayer]) -> list[HeadClass]:
     """The classes of a request, each followed by its controls."""
     sizes = {layer.layer: layer.n_heads for layer in layers}
@@ -238,6 +262,10 @@ def make_classes(asked: AblationRequest, layers: Sequence[AttentionLayer]) -> li
                     control_of=number,
                 )
             )
+    names = [one.name for one in classes]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f"heads: {twice!r} is also the name of a control; use another name")
     return classes
 
 
@@ -265,6 +293,9 @@ class AblationProbe(Probe):
         prepared = prepare(loaded, asked, chunk=asked.chunk)
         self.ready = ready = in_one_pass(prepared)
         check_head(ready.model, ready.prompts.batch([0], max(ready.lengths)))
+        check_sizes(ready)
+        if asked.variance is not None:
+            _check_labels(Path(asked.variance), ready)
         self.classes, self.same_targets = make_classes(asked, ready.layers), asked.same_targets
         self.ready = replace(ready, plan=asked.with_runs(ready.plan, len(self.classes)))
         self.means = cache(self._means)

@@ -14,6 +14,7 @@ from torch import nn
 
 from llmprobe.base.machine import evaluating
 from llmprobe.base.seeds import torch_generator
+from llmprobe.capture.editing import edits_here
 from llmprobe.capture.loading import LoadedModel
 
 NULLS = ("untrained", "shuffled")
@@ -22,6 +23,11 @@ NULLS = ("untrained", "shuffled")
 def null_model(loaded: LoadedModel, null: str, *, seed: int) -> nn.Module:
     """A model of the same shape, on the same device, of which nothing is learned."""
     model: nn.Module = loaded.model
+    if edits_here(model):
+        raise ValueError(
+            f"null: attention of {loaded.name} is edited, and that of a null model would not be; "
+            "leave null out, or the edit"
+        )
     made = _untrained(model, loaded.name, seed) if null == "untrained" else copy.deepcopy(model)
     if null == "shuffled":
         with torch.no_grad():

@@ -19,10 +19,10 @@ from typing import Any, ClassVar, TypedDict, Unpack
 
 import torch
 
-from llmprobe.base.machine import evaluating, memory_kept
+from llmprobe.base.machine import evaluating, memory_kept, sample_weights
 from llmprobe.base.progress import Progress, reporting
 from llmprobe.capture.loading import AnyModel, LoadedModel, as_loaded
-from llmprobe.errors import CheckpointError, OutOfMemoryError
+from llmprobe.errors import CaptureError, CheckpointError, OutOfMemoryError
 from llmprobe.probes.before import check_asked
 from llmprobe.probes.joining import join_evidence
 from llmprobe.probes.request import Prepared, Request
@@ -197,6 +197,7 @@ class _Work:
             ready.model, ready.prompts, plan, probe.observe, probe.may_chunk, probe.forward
         )
         self.total, self.done = plan.n_tokens, 0
+        self.weights = sample_weights(ready.model)
 
     def do(self, piece: Piece) -> State:
         done = self.done
@@ -217,6 +218,11 @@ class _Work:
         with torch.inference_mode(), memory_kept():
             self.sweep.run(piece, take, self._advance)
             self.probe.examine(tally, piece)
+        if sample_weights(self.probe.ready.model) != self.weights:
+            raise CaptureError(
+                f"the weights of {self.probe.ready.loaded.name} changed while it was probed, so "
+                "its numbers belong to no model; probe a copy, or train it later"
+            )
         return tally.state()
 
     def _advance(self, n_tokens: int) -> None:
@@ -230,10 +236,10 @@ def _open(probe: Probe, output: Path | None, *, overwrite: bool) -> ProbeRun:
     if output is None and is_alone():
         return ProbeRun(probe, ready.plan)
     facts = ready.run
-    agree_on({"prompts_hash": ready.provenance.prompts_hash, **facts})
+    wanted = configuration_of(probe.tally.kind, ready.provenance, facts)
+    agree_on({name: x for name, x in wanted.items() if name != "arguments"} | wanted["arguments"])
     if output is None:
         return ProbeRun(probe, ready.plan)
-    wanted = configuration_of(probe.tally.kind, ready.provenance, facts)
 
     def enter() -> ProbeRun:
         there = evidence_stamp(output)

@@ -15,7 +15,7 @@ from torch import nn
 from llmprobe.base.lengths import parse_lengths
 from llmprobe.base.machine import evaluating
 from llmprobe.base.seeds import check_seed
-from llmprobe.capture.digests import digest_model
+from llmprobe.capture.digests import digest_model, digest_tokenizer
 from llmprobe.capture.discovery import (
     AttentionLayer,
     LayerChoice,
@@ -150,7 +150,11 @@ class Prepared:
     def run(self) -> dict[str, Any]:
         """What decides the numbers besides the provenance."""
         plan = {name: getattr(self.plan, name) for name in ("one_pass", "batch_tokens", "chunk")}
-        return plan | {"model_hash": digest_model(self.model), "text_hash": self.text_hash}
+        return plan | {
+            "model_hash": digest_model(self.model),
+            "tokenizer_hash": digest_tokenizer(self.loaded.tokenizer),
+            "text_hash": self.text_hash,
+        }
 
     def part(self, n_prompts: int) -> Part:
         """The first prompts."""

@@ -262,7 +262,7 @@ def prefixes_agree(
     longest, bounds = max(lengths), thresholds(model)
     shorter = lengths_to_check(lengths, bounds)
     if longest > _DEEP and not any(min(lengths) <= bound < longest for bound in bounds):
-        if not _prefixes_agree(model, prompts, layers, [_DEEP // 4, _DEEP // 2], _DEEP):
+        if not _prefixes_agree(model, prompts, layers, [_DEEP // 4], _DEEP):
             return False
         layers = list({layer.type: layer for layer in reversed(layers)}.values())
     while True:

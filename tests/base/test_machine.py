@@ -4,8 +4,10 @@ import platform
 
 import pytest
 import torch
+from torch import nn
 
 from llmprobe.base import machine
+from llmprobe.base.machine import sample_weights
 
 
 def test_auto_takes_what_the_machine_has():
@@ -189,3 +191,24 @@ def test_every_version_of_control_groups_limits_the_memory(version, tmp_path, mo
     groups.write_text("nonsense\n::\n")
     assert not [free for free in machine._free_in_group(root, groups) if free < 0]
     assert list(machine._free_in_group(root, tmp_path / "absent")) == []
+
+
+def test_a_sample_of_the_weights_changes_with_training_and_not_with_use():
+    model = nn.Sequential(nn.Linear(40, 30), nn.Tanh(), nn.Linear(30, 1, bias=False))
+    optimizer, before = torch.optim.SGD(model.parameters(), lr=1e-3), sample_weights(model)
+    model(torch.ones(1, 40)).sum().backward()
+    assert sample_weights(model) == before
+    optimizer.step()
+    assert sample_weights(model) != before
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.complex64, torch.int8])
+def test_weights_of_every_kind_are_sampled(dtype):
+    found = set()
+    for value in (1, 2):
+        model = nn.Module()
+        model.w = nn.Parameter(torch.full((500,), value).to(dtype), requires_grad=False)
+        model.nothing = nn.Parameter(torch.zeros(0))
+        model.elsewhere = nn.Parameter(torch.zeros(3, device="meta"))
+        found.add(sample_weights(model))
+    assert len(found) == 2

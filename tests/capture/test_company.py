@@ -1,6 +1,7 @@
 """A model may have several users at once: each gets its own numbers, and leaves it as it was."""
 
 import asyncio
+import contextlib
 import copy
 import sys
 import threading
@@ -17,6 +18,7 @@ from llmprobe import (
     capture_attention,
     capture_rows,
 )
+from llmprobe.capture.calls import _inside
 
 LENGTHS = {"a": (12,), "b": (9, 9), "c": (20,)}
 FAMILIES = ["llama", "gpt2", "gemma2"]
@@ -139,6 +141,23 @@ def test_a_forward_of_another_thread_is_neither_recorded_nor_stopped(capture, st
         thread.join()
 
 
+@pytest.mark.parametrize("capture", [capture_attention, capture_rows])
+def test_a_thread_that_takes_over_the_context_has_no_part_in_its_captures(capture):
+    model, inputs, other = tiny("llama"), batch("llama", (12,)), batch("llama", (7, 7))
+    expected = model(**other).logits
+
+    async def work():
+        with capture(model, positions=-1, stop=True) as captured:
+            result = await asyncio.to_thread(lambda: model(**other))  # it copies the context
+            model(**inputs)
+        return result, captured
+
+    result, captured = asyncio.run(work())
+    assert torch.equal(result.logits, expected)
+    values = heads(captured) if capture is capture_attention else entropies(captured)
+    assert {len(x) for x in values} == {1}
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tasks_get_what_each_gets_alone(family):
     model = copy.deepcopy(tiny(family))
@@ -163,6 +182,107 @@ def test_tasks_get_what_each_gets_alone(family):
 
     for got, wanted in zip(asyncio.run(all_of_them()), expected, strict=True):
         assert equal(got, wanted)
+    assert state(model) == before
+
+
+class Fault:
+    """Raises an error once it is armed: making a capture runs the model too."""
+
+    def __init__(self, error):
+        self.error, self.armed = error, False
+
+    def __call__(self, *args, **kwargs):
+        if self.armed:
+            raise self.error
+
+    def before(self, function):
+        return lambda *args, **kwargs: (self(), function(*args, **kwargs))[1]
+
+
+def in_into(model, fault):
+    return {"into": fault}
+
+
+def in_a_hook(model, fault):
+    model.model.layers[0].self_attn.register_forward_hook(fault)
+    return {}
+
+
+def in_a_forward(model, fault):
+    mlp = model.model.layers[0].mlp
+    mlp.forward = fault.before(mlp.forward)
+    return {}
+
+
+def in_the_models_own_forward(model, fault):
+    model.forward = fault.before(model.forward)
+    return {}
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+@pytest.mark.parametrize("kind", [ZeroDivisionError, KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("where", [in_into, in_a_hook, in_a_forward, in_the_models_own_forward])
+def test_whatever_is_raised_the_model_is_left_as_it_was(where, kind, elsewhere):
+    model, inputs = copy.deepcopy(tiny("llama")), batch("llama", (12,))
+    fault = Fault(kind("on purpose"))
+    options, before, caught, left = where(model, fault), state(model), [], []
+
+    def use(capture):
+        try:
+            with capture(model, 1, positions=-1, stop=True, **options):
+                fault.armed = True
+                model(**inputs, use_cache=False)
+        except kind as raised:
+            caught.append(raised)
+        fault.armed = False
+
+    def work():
+        for capture in (capture_attention, capture_rows):
+            use(capture)
+            with contextlib.suppress(kind), capture_rows(model):  # one inside another
+                use(capture)
+                raise fault.error
+        left.append(_inside.get())
+
+    if elsewhere:
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    else:
+        work()
+    assert caught == [fault.error] * 4
+    assert left == [frozenset()]  # no owner stays in the context
+    assert state(model) == before
+    assert model(**inputs).logits.isfinite().all()
+
+
+def test_a_thread_that_is_interrupted_spoils_nothing_for_the_others():
+    model, inputs = copy.deepcopy(tiny("llama")), batch("llama", (12,))
+    expected, before = stopped(model, inputs), state(model)
+    inside, go_on, wrong = threading.Event(), threading.Event(), []
+
+    def interrupted():
+        def wait(layer, x):
+            inside.set()
+            go_on.wait(60)
+            raise KeyboardInterrupt
+
+        try:
+            with capture_attention(model, stop=True, positions=-1, into=wait):
+                model(**inputs, use_cache=False)
+        except KeyboardInterrupt:
+            wrong.append(len(expected) - len(stopped(model, inputs)))
+
+    thread = threading.Thread(target=interrupted)
+    thread.start()
+    assert inside.wait(60)
+    # While the other is in the middle of its forward, and then while it leaves.
+    got = [stopped(model, inputs)]
+    go_on.set()
+    got += [stopped(model, inputs) for _ in range(5)]
+    thread.join()
+    assert wrong == [0]
+    assert all(equal(one, expected) for one in got)
     assert state(model) == before
 
 

@@ -3,13 +3,18 @@
 import base64
 import json
 import os
+import resource
+import shutil
+import signal
 import struct
 import time
+from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
 import torch
+from attack import Forked
 from safetensors.torch import load_file, save_file
 from saved_models import refusal
 
@@ -191,17 +196,32 @@ def test_a_gigabyte_of_nothing_is_no_json(llama, name):
         assert words in refusal(llama)
 
 
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
-def test_a_link_to_a_device_is_no_file(llama, name):
-    (llama / name).unlink()
-    (llama / name).symlink_to("/dev/zero")
-    assert "no plain file" in refusal(llama)
+def refusal_apart(path):
+    """Of a path, in a process that may take 512 MiB and 15 s more: a device has no end."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+    def load():
+        resource.setrlimit(resource.RLIMIT_AS, (used + 2**29,) * 2)
+        signal.alarm(15)
+        return refusal(path)
+
+    return Forked(load).answer()
 
 
-def test_a_device_is_no_model(tmp_path):
+def test_a_device_is_neither_a_model_nor_a_file_of_one(llama, tmp_path):
+    expected = {}
+    for name in ("config.json", "tokenizer.json", "model.safetensors", "vocab.txt"):
+        folder = shutil.copytree(llama, tmp_path / name.replace(".", " "))
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to("/dev/zero")
+        expected[folder] = f"has a {name} that is no plain file"
     for name, words in {"x": "is a file, but no .gguf", "x.gguf": "is no plain file"}.items():
         (tmp_path / name).symlink_to("/dev/zero")
-        assert words in refusal(tmp_path / name)
+        expected[tmp_path / name] = words
+    for path, words in expected.items():
+        said = refusal_apart(path)
+        assert said is not None, f"{path}: out of memory or time, or not refused"
+        assert words in said
 
 
 def test_no_model_has_so_many_layers_whatever_its_weights_are():

@@ -10,11 +10,12 @@ import pytest
 import torch
 from accelerate import cpu_offload, disk_offload, init_empty_weights
 from families import FAMILIES, tiny
+from tokenizers import decoders, normalizers
 from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from llmprobe import attention_layers
-from llmprobe.capture.digests import digest_model
+from llmprobe import attention_layers, load_model
+from llmprobe.capture.digests import digest_model, digest_tokenizer
 
 TOKENS = torch.arange(12).reshape(1, 12)
 
@@ -157,9 +158,40 @@ def test_no_two_of_many_changes_have_one_digest(model):
         changed = copy.deepcopy(model)
         change(changed)
         found[name] = digest_model(changed)
+        assert digest_model(changed) == found[name]
     same = [(a, b) for a in found for b in found if a < b and found[a] == found[b]]
     assert not same
     assert digest_model(model) == found["nothing"]
+
+
+def test_the_arithmetic_that_torch_is_set_to_counts(model):
+    plain = digest_model(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert digest_model(model) != plain
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("medium")
+        assert digest_model(model) != plain
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert digest_model(model) == plain
+
+
+def test_a_tokenizer_counts_by_its_rules_and_not_by_its_use():
+    tokenizer = load_model("builtin").tokenizer
+    plain = digest_tokenizer(tokenizer)
+    used = copy.deepcopy(tokenizer)
+    used.pad_token = used.eos_token
+    used(["once", "upon a time"], padding=True, truncation=True, max_length=2)
+    assert digest_tokenizer(used) == plain
+    found = [plain, digest_tokenizer(None)]
+    used.add_tokens(["upon a"])
+    found.append(digest_tokenizer(used))
+    used.backend_tokenizer.normalizer = normalizers.Lowercase()
+    found.append(digest_tokenizer(used))
+    used.backend_tokenizer.decoder = decoders.Fuse()
+    found.append(digest_tokenizer(used))
+    assert len(set(found)) == len(found)
 
 
 def test_an_adapter_counts_by_what_it_does_now(model):
@@ -289,6 +321,9 @@ def test_another_process_comes_to_the_same():
         "m = torch.nn.Linear(2, 2); m.weight.data.fill_(1); m.bias.data.fill_(2)\n"
         "m.kinds = {'b', 'a', 'c'}\n"
         "m.register_forward_hook(lambda m, a, o: o * (o in {'x', 'y', 'z'}))\n"
+        "class Held: pass\n"
+        "held = Held(); held.inner, held.names, held.me = torch.nn.Tanh(), {'q', 'p'}, held\n"
+        "m.register_forward_hook(lambda m, a, o: held.inner(o))\n"
         "print(digest_model(m))"
     )
     found = {subprocess.check_output([sys.executable, "-c", code], text=True) for _ in range(3)}

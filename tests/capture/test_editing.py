@@ -474,6 +474,17 @@ def test_windows_without_the_interface_have_no_n():
     edit_attention(tiny("gpt_neo"), outputs=scale_outputs(2.0))
 
 
+def test_layers_of_heads_may_be_counted_from_the_end():
+    model, inputs = tiny("llama"), batch("llama", (6,))
+    found = []
+    for number in (-1, 1):
+        with edit_attention(model, heads={number: [0]}, outputs=ablate()) as edit:
+            found.append(model(**inputs).logits)
+        assert edit.heads == {1: (0,)}
+    assert torch.equal(*found)
+    assert not torch.equal(found[0], model(**inputs).logits)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -481,6 +492,13 @@ def test_windows_without_the_interface_have_no_n():
         ({"heads": 4, "outputs": ablate()}, "heads: got 4, accepted: 0 to 3, the heads of layer 0"),
         ({"heads": "0", "outputs": ablate()}, "heads: got '0', accepted"),
         ({"heads": {7: 0}, "outputs": ablate()}, "layers: no attention layer 7"),
+        (
+            {"layers": 0, "heads": {1: 0}, "outputs": ablate()},
+            "heads of layer 1, which is not among",
+        ),
+        ({"heads": {1: 0, -1: 1}, "outputs": ablate()}, "heads: got a layer twice"),
+        ({"heads": {1: []}, "outputs": ablate()}, "which changes none"),
+        ({"heads": [], "outputs": ablate()}, "which changes none"),
         ({"layers": 9, "outputs": ablate()}, "layers: no attention layer 9"),
     ],
 )

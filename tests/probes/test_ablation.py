@@ -1,5 +1,8 @@
 """Without a class of heads: the change that plain hooks show, paired, by position."""
 
+import copy
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -158,6 +161,26 @@ def test_classes_by_label(loaded, tmp_path):
     assert named
 
 
+def test_labels_of_another_model_are_refused(loaded, tmp_path):
+    """Its heads have the same numbers, and other labels."""
+    other = copy.deepcopy(loaded)
+    other.model.model.layers[0].self_attn.v_proj.weight.data[0, 0] += 1
+    given = {"at": "heads", "n_prompts": 32, "query": "fixed"}
+    saved = probe_variance(other, "16..128", output=tmp_path / "run", **given)
+    replace(saved, provenance=replace(saved.provenance, model="other")).save(tmp_path / "saved")
+    for name in ("run", "saved"):
+        with pytest.raises(ValueError, match="variance: got a result of another model"):
+            probe_ablation(loaded, LENGTHS, variance=tmp_path / name, text="builtin", **SMALL)
+    result = probe_ablation(other, LENGTHS, variance=tmp_path / "run", text="builtin", **SMALL)
+    assert result.classes
+
+
+def test_prompts_that_are_too_short_are_counted_in_one_line(loaded):
+    prompts = [[3] * 40, [4] * 9, *([n] * 40 for n in (5, 6, 7))]
+    with pytest.raises(ValueError, match="1 of 4 prompts are shorter"):
+        probe_ablation(loaded, LENGTHS, heads="0.0", prompts=prompts, **SMALL)
+
+
 def test_it_resumes_and_joins_like_every_probe(loaded, tmp_path):
     given = {"heads": "0.0,1.2", "text": "builtin", "n_controls": 0, "lengths": "8,16"}
     whole = probe_ablation(loaded, n_prompts=6, output=tmp_path / "whole", **given)
@@ -170,6 +193,11 @@ def test_it_resumes_and_joins_like_every_probe(loaded, tmp_path):
     ("given", "words"),
     [
         ({}, "but no variance result"),
+        (
+            {"heads": {"a": "0.0", "a, random 1": "0.1"}},
+            "'a, random 1' is also the name of a control",
+        ),
+        ({"heads": {1: "0.0", "1": "0.1"}}, "got a name twice"),
         ({"heads": "each", "variance": "x"}, "leave one of them out"),
         ({"heads": "0.9"}, r"got 0\.9"),
         ({"heads": "7.0"}, r"got 7\.0"),

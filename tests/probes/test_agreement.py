@@ -192,6 +192,17 @@ def test_many_lengths_are_found_out_too(monkeypatch):
     assert_close(numbers(result), alone(monkeypatch, model, lengths))
 
 
+def test_a_deep_layer_is_found_out_where_the_config_names_no_threshold(monkeypatch):
+    """Then long prompts are compared in the first layers only, and short ones in all."""
+    monkeypatch.setattr("llmprobe.probes.sweeps._DEEP", 48)
+    monkeypatch.setattr("llmprobe.probes.sweeps.thresholds", lambda model: [])
+    lengths = (4, 16, 64)
+    for model, found in ((temper_last(make("default")), True), (make("default"), False)):
+        result = probe_variance(copy.deepcopy(model), lengths, layers=None, n_prompts=4)
+        assert_close(numbers(result), alone(monkeypatch, model, lengths))
+        assert any("one pass per length" in note for note in result.warnings) == found
+
+
 @pytest.mark.parametrize("step", [1, 3, 10, 64])
 @pytest.mark.parametrize("bound", [1, 60, 61, 100, 511, 512, 900])
 def test_lengths_next_to_a_bound_are_checked_and_the_rest_is_cheap(step, bound):

@@ -6,7 +6,15 @@ import torch
 from families import no_positions, tiny
 from samples import check_same
 
-from llmprobe import attention_layers, load_model, load_result, merge_results, probe_variance
+from llmprobe import (
+    attention_layers,
+    edit_attention,
+    load_model,
+    load_result,
+    merge_results,
+    probe_variance,
+)
+from llmprobe.capture.edits import ablate
 from llmprobe.capture.loading import as_loaded
 from llmprobe.probes.nulls import NULLS, null_model
 
@@ -28,6 +36,14 @@ def test_a_null_model_has_the_shape_and_other_weights(family, null):
             assert torch.equal(new.flatten().sort().values, old.flatten().sort().values)
         changed += not torch.equal(new, old)
     assert changed >= 4
+
+
+@pytest.mark.parametrize("null", NULLS)
+@pytest.mark.parametrize("edit", [{"queries": lambda call, n: 0.1}, {"outputs": ablate()}])
+def test_a_model_that_is_edited_has_no_null(null, edit):
+    model = tiny("llama")
+    with edit_attention(model, 0, **edit), pytest.raises(ValueError, match="is edited"):
+        probe_variance(model, (4, 8), n_prompts=4, null=null)
 
 
 def test_an_untrained_model_is_no_finding():

@@ -2,15 +2,30 @@
 
 import copy
 import errno
+import json
+import os
 
 import pytest
 import torch
 from families import tiny
 from prompt_sets import ragged
+from ranks import run_ranks
+from tokenizers import Tokenizer, normalizers
 
-from llmprobe import load_model, load_result, probe_attention, probe_variance
+from llmprobe import (
+    load_model,
+    load_result,
+    merge_results,
+    probe_ablation,
+    probe_attention,
+    probe_loss,
+    probe_remedies,
+    probe_retrieval,
+    probe_variance,
+)
+from llmprobe.base.machine import sample_weights
 from llmprobe.base.processes import Process
-from llmprobe.errors import CheckpointError, ResultExistsError
+from llmprobe.errors import CaptureError, CheckpointError, ResultExistsError
 from llmprobe.probes import probe as probe_module
 from llmprobe.probes.sweeps import Sweep
 from llmprobe.runs import jobs
@@ -247,6 +262,138 @@ def test_the_pieces_of_a_run_that_adds_prompts_stay_where_the_result_is_asked_fo
     assert pieces
     PROBES["variance"](output=run, n_prompts=16)
     assert sorted(run.glob("checkpoints/*")) == pieces
+
+
+def said_by(run):
+    """The refusal of a rank, or that there was none."""
+    try:
+        run()
+    except (ValueError, CheckpointError) as error:
+        return str(error)
+    return "a result"
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "words"),
+    [
+        ("seed", 1, "seed 0 and 1"),
+        ("lengths", "4..16", "lengths '4..32' and '4..16'"),
+        ("output", "b", "output"),
+        ("overwrite", True, "overwrite False and True"),
+        ("n_prompts", 22, "n_prompts 21 and 22"),
+        ("query", "fixed", "query 'free' and 'fixed'"),
+    ],
+)
+def test_ranks_that_were_asked_different_things_all_stop_before_the_work(
+    name, other, words, tmp_path
+):
+    def rank(**more):
+        more["output"] = tmp_path / more.get("output", "a")
+        return lambda: said_by(lambda: PROBES["variance"](**more))
+
+    for which in (1, 2):
+        ranks = [rank(), rank(), rank()]
+        ranks[which] = rank(**{name: other})
+        said = run_ranks(ranks)
+        assert len(set(said)) == 1, said
+        assert f"rank 0 and rank {which} were started with different settings" in said[0]
+        assert words in said[0]
+        assert "\n" not in said[0]
+    assert not list(tmp_path.iterdir())
+
+
+def test_ranks_whose_files_differ_under_the_same_name_all_stop(tmp_path):
+    """As on machines that share no disk: the arguments are the same."""
+
+    def rank(folder, content):
+        text = tmp_path / folder / "text.txt"
+        text.parent.mkdir()
+        text.write_text(content * 100)
+        return lambda: said_by(
+            lambda: (
+                os.chdir(text.parent)
+                or probe_variance(BUILTIN, "4,8", prompts="text", text="text.txt", n_prompts=4)
+            )
+        )
+
+    said = run_ranks([rank("a", "once upon a time "), rank("b", "there was a little dog ")])
+    assert len(set(said)) == 1, said
+    assert "text_hash" in said[0]
+
+
+def test_weights_that_change_under_way_end_the_run_and_keep_no_piece_of_it(tmp_path):
+    loaded = copy.deepcopy(BUILTIN)
+    before, calls = sample_weights(loaded.model), []
+
+    def train(*_):
+        calls.append(1)
+        if len(calls) == 3:
+            loaded.model.model.layers[0].self_attn.v_proj.weight.data *= 1.01
+
+    with pytest.raises(CaptureError, match="changed while it was probed") as caught:
+        probe_variance(loaded, output=tmp_path / "run", progress=train, **OPTIONS)
+    assert "\n" not in str(caught.value)
+    assert sample_weights(loaded.model) != before
+    assert len([*tmp_path.glob("run/checkpoints/*.safetensors")]) == 1  # it reports twice a piece
+    # The same call with the right model resumes at what was kept.
+    again = probe_variance(BUILTIN, output=tmp_path / "run", **OPTIONS)
+    assert same(again, probe_variance(BUILTIN, **OPTIONS))
+
+
+def test_a_run_is_not_resumed_with_another_tokenizer(tmp_path):
+    """Random prompts are the same tokens; the bytes that they stand for are not."""
+    given = {"lengths": "4,8", "prompts": "random", "n_prompts": 4, "output": tmp_path / "run"}
+    probe_loss(BUILTIN, **given)
+    other = copy.deepcopy(BUILTIN.tokenizer)
+    rules = json.loads(other.backend_tokenizer.to_str())
+    rules["decoder"] = None
+    other._tokenizer = Tokenizer.from_str(json.dumps(rules))
+    with pytest.raises(CheckpointError, match="tokenizer_hash"):
+        probe_loss(BUILTIN, tokenizer=other, **given | {"n_prompts": 6})
+    probe_loss(BUILTIN, tokenizer=copy.deepcopy(BUILTIN.tokenizer), **given | {"n_prompts": 6})
+
+
+TEXT = {"lengths": "8,16", "n_prompts": 4, "text": "builtin"}
+REMEDY = TEXT | {"remedies": "logn", "doses": 1.0}
+OTHERS = {
+    probe_loss: (TEXT, {"same_targets": 2}, {"text": "other"}, {"bos": "no"}),
+    probe_retrieval: ({"lengths": "64", "n_prompts": 4}, {"layers": 1}, {"prompts": "repeat"}),
+    probe_ablation: (TEXT | {"heads": {"a": "0.0"}}, {"heads": {"a": "0.1"}}, {"n_controls": 0}),
+    probe_remedies: (
+        REMEDY,
+        {"rope": "linear:2"},
+        {"heads": "0.1"},
+        {"doses": 2.0},
+        {"trained": 8},
+    ),
+}
+
+
+@pytest.mark.parametrize("probe", OTHERS)
+def test_prompts_of_another_request_are_not_added(probe, tmp_path):
+    """Whatever an argument changes, a folder that has some prompts takes no others."""
+    other = tmp_path / "builtin"  # a file of this name, of another text
+    other.write_text("the little dog and the big cat went to the park to play with a ball. " * 20)
+    given, *changes = OTHERS[probe]
+    probe(BUILTIN, output=tmp_path / "run", **given)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    for change in changes:
+        change = {"text": other} if "text" in change else change
+        with pytest.raises(CheckpointError, match="holds another run") as caught:
+            probe(BUILTIN, output=tmp_path / "run", **given | {"n_prompts": 5} | change)
+        assert "\n" not in str(caught.value)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+
+
+def test_results_of_different_tokenizers_are_not_joined(tmp_path):
+    """The same text, cut into other tokens."""
+    other = copy.deepcopy(BUILTIN.tokenizer)
+    other.backend_tokenizer.normalizer = normalizers.Replace("e", "a")
+    for seed, tokenizer in ((0, BUILTIN.tokenizer), (1, other)):
+        given = {"seed": seed, "text": "builtin", "n_prompts": 4, "output": tmp_path / str(seed)}
+        probe_loss(BUILTIN, "4,8", tokenizer=tokenizer, **given)
+    with pytest.raises(CheckpointError, match="tokenizer_hash"):
+        merge_results([tmp_path / "0", tmp_path / "1"], tmp_path / "both")
 
 
 def test_ranks_with_different_models_stop(monkeypatch):

@@ -140,9 +140,7 @@ def draw_slopes(
     marks slopes whose CI includes 0.
     """
     slope = "slope_within" if tested == "within" else "slope"
-    frame = frame.assign(
-        **{f"slope{end}": frame[f"{slope}{end}"] for end in ("", "_low", "_high")}
-    )
+    frame = frame.assign(**{f"slope{end}": frame[f"{slope}{end}"] for end in ("", "_low", "_high")})
     heads = frame.assign(head=frame["head"].fillna(0)).pivot(
         index="layer", columns="head", values="slope"
     )
