@@ -72,6 +72,10 @@ class Report:
         return "\n".join([self.line(), *(f"  {case}\n    {why}" for case, why in found[:most])])
 
 
+_BLOCK = 500
+"""Cases that are drawn at a time."""
+
+
 def attack(
     name: str,
     cases: SearchStrategy[Any],
@@ -88,7 +92,7 @@ def attack(
     same answer each time, so not one that depends on the clock.
     """
     report, began = Report(name, seed), time.monotonic()
-    options: dict[str, Any] = {"max_examples": n, "deadline": None, "database": None}
+    options: dict[str, Any] = {"deadline": None, "database": None}
     options["suppress_health_check"] = list(HealthCheck)
 
     def outcome(case: Any) -> tuple[str, str]:
@@ -99,10 +103,7 @@ def attack(
             at = "" if isinstance(error, Wrong) else f" at {where.filename}:{where.lineno}"
             return "wrong", f"{type(error).__name__}: {error}{at}"
 
-    @hypothesis.seed(seed)
-    @hypothesis.settings(phases=[Phase.generate], **options)
-    @hypothesis.given(cases)
-    def generate(case: Any) -> None:
+    def judge_one(case: Any) -> None:
         if time.monotonic() - began > seconds:
             return
         found, why = outcome(case)
@@ -111,7 +112,14 @@ def attack(
         if found == "wrong":
             report.wrong.append((case, why))
 
-    generate()
+    # In blocks: hypothesis draws all of its examples, also when the time is over.
+    for start in range(0, n, _BLOCK):
+        if time.monotonic() - began > seconds:
+            break
+        block = hypothesis.settings(
+            phases=[Phase.generate], max_examples=min(_BLOCK, n - start), **options
+        )
+        hypothesis.seed(seed + start)(block(hypothesis.given(cases)(judge_one)))()
     report.seconds = time.monotonic() - began
     if report.wrong and shrink:
         end = time.monotonic() + seconds
@@ -121,7 +129,7 @@ def attack(
                 smallest = hypothesis.find(
                     cases,
                     lambda case: time.monotonic() < end and outcome(case)[0] == "wrong",
-                    settings=hypothesis.settings(**options),
+                    settings=hypothesis.settings(max_examples=n, **options),
                     random=random.Random(seed),
                 )
                 report.wrong.insert(0, (smallest, outcome(smallest)[1]))
