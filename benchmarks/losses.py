@@ -9,12 +9,12 @@ from report import Finding, Options, compare
 from worker import Worker
 
 MEMORY = 1.3
-LENGTH, FEW = 16_384, 2048
+LENGTH = 16_384
 ROUNDS = 3
 
 
 def run(options: Options) -> Iterator[Finding]:
-    length = LENGTH if options.full else FEW
+    length = LENGTH
     ours, theirs = ([_peak(way, length) for _ in range(ROUNDS)] for way in ("losses", "layers"))
     yield compare(
         "j",
