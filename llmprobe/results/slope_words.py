@@ -14,6 +14,9 @@ LABELS = {
     "rising": "slope above 0",
     "undecided": "none of these",
 }
+_UNTRAINED = ("dispersing", "falling", "flat")
+"""What heads do before they have learned anything: the first layer's disperse, and in deep layers,
+where tokens have become alike, they are flat."""
 
 
 def read_slopes(result: Any) -> str:
@@ -73,10 +76,10 @@ def _against_null(result: Any) -> str:
     """Which series a model of which nothing is learned does not explain."""
     if result.null is None:
         note = (
-            " An untrained model disperses too, so this alone shows nothing learned: compare with "
-            'null="untrained".'
+            f" Heads of an untrained model are {', '.join(_UNTRAINED[:-1])} or {_UNTRAINED[-1]} "
+            'too, so this alone shows nothing learned: compare with null="untrained".'
         )
-        return note if "dispersing" in result.labels() else ""
+        return note if np.isin(result.labels(), _UNTRAINED).any() else ""
     differs, n = int(holm(result.p_null).sum()), len(result.p_null)
     slope = f"{'median slope' if n > 1 else 'slope'} {np.nanmedian(result.slope_null):+.2f}"
     null = f"the {result.null} model ({slope}) on the same prompts"

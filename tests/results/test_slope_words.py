@@ -36,11 +36,15 @@ def test_the_reading_says_what_the_slopes_say():
 
 
 @pytest.mark.parametrize("series", [6, 1])
-def test_dispersing_without_a_null_is_not_sold_as_a_finding(series):
+def test_what_an_untrained_model_does_too_is_not_sold_as_a_finding(series):
     result = make_variance_result()
     result = result if series == 6 else result.select(layer=0, head=0)
-    assert "this alone shows nothing learned" in result.reading()
-    assert "nothing learned" not in changed(result, p_uniform=1).reading()  # falling
+    falling = changed(result, p_uniform=1)
+    for told, label in ((result, "dispersing"), (falling, "falling")):
+        assert set(told.labels()) == {label}
+        assert "this alone shows nothing learned" in told.reading()
+    undecided = changed(result, p_uniform=1, p_zero=1)
+    assert "nothing learned" not in undecided.reading()
 
 
 def test_a_null_says_which_heads_have_learned_something():
