@@ -2,23 +2,27 @@
 
     python benchmarks/coverage.py                               # made-up populations
     python benchmarks/coverage.py --model FOLDER_OR_GGUF --layers 0
+    python benchmarks/coverage.py --model FOLDER_OR_GGUF --layers 0 --n-queries 16
 
 A population is many prompts: outputs (prompts, heads, lengths, features). Its own slopes are the
 truth. Samples of n prompts are drawn from it with replacement, each gets the interval that
-`probe_variance` would give it, and the share of intervals that hold the truth is counted by head.
-The heads of a model are a population as well: 4,000 of its random prompts, run once. With
---queries, prompts of 128 query tokens: samples have 16 of these, and n / 16 prompts of each.
-`docs/coverage.md` has the table.
+`probe_variance` would give it, layer by layer, and the share of intervals that hold the truth is
+counted by head. Notes are counted apart for layers whose heads all have 90 % or more, and for the
+others. The heads of a model are a population as well: 4,096 of its random prompts, run once. With
+--n-queries, prompts of 128 query tokens: samples have so many of these, with the same number of
+prompts each. `docs/coverage.md` has the table.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Annotated
 
 import numpy as np
 import torch
 import typer
+from scipy import special
 
-from llmprobe import capture_attention, load_model, make_prompts
+from llmprobe import attention_layers, capture_attention, load_model, make_prompts
 from llmprobe.base.components import GroupMoments, over_features
 from llmprobe.base.jackknife import jackknife
 from llmprobe.base.trends import fit_trends, line_weights
@@ -26,6 +30,9 @@ from llmprobe.base.trends import fit_trends, line_weights
 LENGTHS = (16, 64, 256)
 SIZES = (16, 32, 64, 256)
 N_GROUPS = 16
+N_TOKENS = 128
+"""Query tokens of a population."""
+GOOD = 0.9
 
 
 def gaussian(rng, n):
@@ -61,7 +68,7 @@ def zipf(rng, n, n_words=2000, n_features=8):
     return np.array(heads).transpose(2, 0, 1, 3)
 
 
-def heads_of(loaded, layers, n, query_tokens=()):
+def heads_of(loaded, layers, n, n_tokens=0):
     """The heads of a model: (prompts, heads, lengths, features)."""
     prompts = make_prompts(
         "random",
@@ -71,11 +78,11 @@ def heads_of(loaded, layers, n, query_tokens=()):
         tokenizer=loaded.tokenizer,
         vocab_size=min(loaded.vocab_size, len(loaded.tokenizer)),
         bos_token_id=loaded.bos_token_id if loaded.adds_bos else None,
-        **({"query": "fixed", "n_queries": len(query_tokens)} if query_tokens else {}),
+        **({"query": "fixed", "n_queries": n_tokens} if n_tokens else {}),
     )
     found = []
-    for length in LENGTHS if query_tokens else LENGTHS[-1:]:
-        places = [length - 1] if query_tokens else [k - 1 for k in LENGTHS]
+    for length in LENGTHS if n_tokens else LENGTHS[-1:]:
+        places = [length - 1] if n_tokens else [k - 1 for k in LENGTHS]
         parts = []
         for at in range(0, n, 64):
             batch = prompts.batch(range(at, min(n, at + 64)), length)
@@ -93,53 +100,69 @@ def heads_of(loaded, layers, n, query_tokens=()):
 
 def samples(population, n, rng, n_queries) -> Iterator[GroupMoments]:
     """Moments of groups of n prompts, without end."""
+    n_groups = n_queries or N_GROUPS
     while True:
-        if n_queries:  # prompt i of the population has query i mod n_queries
-            queries = rng.integers(n_queries, size=(N_GROUPS, 1))
-            rows = rng.integers(len(population) // n_queries, size=(N_GROUPS, n // N_GROUPS))
-            groups = population[rows * n_queries + queries]
+        if n_queries:  # prompt i of the population has query i mod N_TOKENS
+            queries = rng.integers(N_TOKENS, size=(n_groups, 1))
+            rows = rng.integers(len(population) // N_TOKENS, size=(n_groups, n // n_groups))
+            groups = population[rows * N_TOKENS + queries]
         else:
             drawn = population[rng.integers(len(population), size=n)]
-            groups = drawn.reshape(n // N_GROUPS, N_GROUPS, *drawn.shape[1:]).swapaxes(0, 1)
+            groups = drawn.reshape(n // n_groups, n_groups, *drawn.shape[1:]).swapaxes(0, 1)
         mean = groups.mean(axis=1)
         yield GroupMoments(
-            count=np.full(mean.shape, float(n // N_GROUPS)),
+            count=np.full(mean.shape, float(n // n_groups)),
             mean=mean,
             m2=((groups - mean[:, None]) ** 2).sum(axis=1),
-            sizes=np.full(N_GROUPS, float(n // N_GROUPS)),
+            sizes=np.full(n_groups, float(n // n_groups)),
             are_queries=bool(n_queries),
         )
 
 
-def report(name, population, n_samples, n_queries=0):
-    """Print the coverage of total slopes, and of those within queries, by number of prompts."""
+def of_heads(groups, heads) -> GroupMoments:
+    """Those of some heads, which are the second axis."""
+    return replace(groups, **{x: getattr(groups, x)[:, heads] for x in ("count", "mean", "m2")})
+
+
+def report(name, population, n_samples, n_queries=0, n_heads=None):
+    """Print the coverage of total slopes, or of those within queries, by number of prompts.
+
+    `n_heads` of a layer; all are of one layer by default.
+    """
     population = population - population.mean(axis=0)
     line, part = line_weights(LENGTHS), "total"
     variance = (population**2).mean(axis=0)
     if n_queries:
         part = "within"
-        by_query = population.reshape(-1, n_queries, *population.shape[1:])
-        variance = variance - (by_query.mean(axis=0) ** 2).mean(axis=0)
+        each = population.reshape(-1, N_TOKENS, *population.shape[1:])
+        variance = variance - (each.mean(axis=0) ** 2).mean(axis=0)
     truth = np.log(variance.sum(axis=-1)) / 2 @ line
-    rng = np.random.default_rng(1)
-    for n in SIZES[1 if n_queries else 0 :]:
-        plain, held, warned, drawn = [], [], 0, samples(population, n, rng, n_queries)
+    rng, n_all = np.random.default_rng(1), population.shape[1]
+    layers = [slice(at, at + (n_heads or n_all)) for at in range(0, n_all, n_heads or n_all)]
+    by_query = [k * n_queries for k in (2, 4, 16) if k * n_queries <= SIZES[-1]]
+    for n in by_query if n_queries else SIZES:
+        plain, held, noted, drawn = [], [], [], samples(population, n, rng, n_queries)
         for _ in range(n_samples):
             groups = next(drawn)
-            columns, notes = fit_trends(LENGTHS, groups, np.ones(3))
-            low, high = (columns[f"slope_{part}{end}"] for end in ("_low", "_high"))
+            found = [fit_trends(LENGTHS, of_heads(groups, x), np.ones(3)) for x in layers]
+            low, high = (
+                np.concatenate([columns[f"slope_{part}{end}"] for columns, _ in found])
+                for end in ("_low", "_high")
+            )
             held.append((low <= truth) & (truth <= high))
-            warned += n < 32 or bool(notes)
+            noted.append([n < 32 or bool(notes) for _, notes in found])
             full, rest = (
                 over_features(getattr(x, part)) for x in (groups.split(), groups.split_without())
             )
             simple = jackknife(np.log(full) / 2 @ line, np.log(rest) / 2 @ line)
-            half = 2.1314 * simple.se  # t with 15 degrees of freedom
+            half = special.stdtrit(len(groups.sizes) - 1, 0.975) * simple.se
             plain.append(np.abs(simple.value - truth) <= half)
-        new, old = (np.mean(x, axis=0) for x in (held, plain))
+        new, old, told = (np.mean(x, axis=0) for x in (held, plain, noted))
+        good = np.array([new[x].min() >= GOOD for x in layers])
+        shares = [f"{told[x].mean():.0%}" if x.any() else "–" for x in (good, ~good)]
         print(
             f"| {name} | {n} | {old.mean():.1%} ({old.min():.0%}) | {new.mean():.1%} | "
-            f"{new.min():.0%} | {warned / n_samples:.0%} |",
+            f"{new.min():.0%} | {np.mean(new < GOOD):.0%} | {' | '.join(shares)} |",
             flush=True,
         )
 
@@ -147,22 +170,23 @@ def report(name, population, n_samples, n_queries=0):
 def main(
     model: Annotated[str | None, typer.Option(help="Folder, .gguf file or hub id.")] = None,
     layers: Annotated[str, typer.Option(help="all, 0, or 0,4,8..12.")] = "0",
-    queries: Annotated[bool, typer.Option("--queries", help="Several fixed queries.")] = False,
+    n_queries: Annotated[int, typer.Option(help="Fixed queries; 0 for free ones.")] = 0,
     n_samples: Annotated[int, typer.Option(help="Samples of each size.")] = 1000,
     n_population: Annotated[int, typer.Option(help="Prompts of a population.")] = 4096,
 ) -> None:
-    print("| population | prompts | t, 15 df: mean (worst) | mean | worst | warned |")
-    print("|---|---|---|---|---|---|")
+    print("| population | prompts | plain t: mean (worst) | mean | worst | below | good | bad |")
+    print("|---|---|---|---|---|---|---|---|")
     if model is None:
         rng = np.random.default_rng(0)
         for make in (gaussian, heavy, zipf):
             report(make.__name__, make(rng, n_population), n_samples)
         return
     loaded = load_model(model, dtype="float32")
-    n_queries = 128 if queries else 0
-    population = heads_of(loaded, layers, n_population, range(n_queries))
-    name = f"{loaded.name}, {population.shape[1]} heads" + (", within queries" if queries else "")
-    report(name, population, n_samples, n_queries)
+    population = heads_of(loaded, layers, n_population, n_tokens=N_TOKENS if n_queries else 0)
+    name = f"{loaded.name}, {population.shape[1]} heads"
+    if n_queries:
+        name += f", {n_queries} queries"
+    report(name, population, n_samples, n_queries, attention_layers(loaded)[0].n_heads)
 
 
 if __name__ == "__main__":

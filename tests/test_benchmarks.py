@@ -4,8 +4,10 @@ import json
 import sys
 from dataclasses import replace
 from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from checkout import ROOT
@@ -220,3 +222,22 @@ def test_a_worker_answers_and_what_it_does_not_survive_is_none(bench, monkeypatc
         assert worker.ask("output_attentions", [2048], [0]) is None
         assert "memory" in worker.reason.lower()
         assert worker.process is None  # the next request starts another
+
+
+def test_coverage_is_counted_by_head_and_notes_by_layer(capsys):
+    path = ROOT / "benchmarks" / "coverage.py"  # a package on the path has the same name
+    spec = spec_from_file_location("coverage_of_intervals", path)
+    script = module_from_spec(spec)
+    spec.loader.exec_module(script)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(2048, 4, 3, 8))
+    # In the second layer three prompts of 100 are all that varies at one of the lengths.
+    x[:, 2:, 2] *= np.where(rng.random((2048, 1, 1)) < 0.03, 30, 1)
+    script.report("toy", x, 40, n_heads=2)
+    rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()]
+    assert [row[:2] for row in rows] == [["toy", str(n)] for n in (16, 32, 64, 256)]
+    for _, _, _, mean, worst, below, fine, bad in rows[1:3]:
+        assert 0.4 < float(mean.strip("%")) / 100 < 0.9
+        assert float(worst.strip("%")) < 80
+        assert below == "50%"
+        assert float(fine.strip("%")) < 20 <= float(bad.strip("%"))

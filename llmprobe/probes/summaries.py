@@ -16,7 +16,7 @@ from llmprobe.probes.tallies import Evidence
 _MANY = 0.1
 """Share of features whose rounding is worth a warning."""
 _ENOUGH = 32
-"""Prompts from which on intervals cover what they say, in all cases of `docs/coverage.md`."""
+"""Prompts from which on their tails tell whether intervals cover (`docs/coverage.md`)."""
 NOTHING_FINITE = (
     "every number that was captured is NaN or infinity, so there is nothing to report; try "
     'dtype="float32", and see what `check_capture` says about the model'

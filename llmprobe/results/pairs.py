@@ -29,6 +29,13 @@ def pair_frame(first: "pd.DataFrame", second: "pd.DataFrame") -> "pd.DataFrame":
     return both.assign(difference=difference, difference_low=low, difference_high=high)
 
 
+def pairs_of(named: Mapping[str, Any]) -> "pd.DataFrame | None":
+    """The same series of two results; None for more results, or without such series."""
+    frames = [result.decay_frame() for result in named.values()]
+    pairs = pair_frame(*frames) if len(frames) == 2 else None
+    return None if pairs is None or pairs.empty else pairs
+
+
 def pair_table(frame: "pd.DataFrame", *, rows: int = MAX_ROWS) -> Any:
     """The pairs to print; many are ranked by the size of the difference."""
     table = titled("slopes of the same layers and heads")

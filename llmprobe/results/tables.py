@@ -4,7 +4,7 @@ Each kind builds its own table (`Result.table`) from these, so that an interval,
 count looks the same in all of them.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -70,6 +70,15 @@ def p_cell(p: float, *, significant: bool = False) -> str:
     """A p value, with a star if it is significant."""
     text = "–" if np.isnan(p) else "<0.001" if p < 0.001 else f"{p:.3f}"
     return f"{text} *" if significant else text
+
+
+def signed_cells(values: Iterable[float]) -> list[str]:
+    return [f"{value:+.2f}" for value in values]
+
+
+def span_cells(low: Iterable[float], high: Iterable[float]) -> list[str]:
+    """The ends of intervals of signed numbers."""
+    return [f"{a:+.2f} to {b:+.2f}" for a, b in zip(low, high, strict=True)]
 
 
 def count(numbers: Collection[int], what: str) -> str:

@@ -15,19 +15,18 @@ from llmprobe.base.intervals import holm
 from llmprobe.base.trends import ENDS, MARGIN, SLOPES, TESTS
 from llmprobe.results.base import check_shape, missing_as_nan
 from llmprobe.results.series import Array, Integers, SeriesResult
-from llmprobe.results.tables import MAX_ROWS
+from llmprobe.results.slope_words import read_slopes
+from llmprobe.results.tables import MAX_ROWS, signed_cells, span_cells
 from llmprobe.results.views import HeadMap, Lines, View
 
 if TYPE_CHECKING:
     import pandas as pd
 
-LABELS = {
-    "dispersing": "slope within {margin} of uniform attention",
-    "falling": "slope below 0",
-    "flat": "slope within {margin} of 0",
-    "rising": "slope above 0",
-    "undecided": "none of these",
+ROOTS = {
+    **{f"std_total{end}": f"total_variance{end}" for end in ENDS},
+    "std_within": "within_variance",
 }
+"""Columns that are roots of others, on the scale that slopes are about."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -52,15 +51,15 @@ class VarianceResult(SeriesResult, kind="variance"):
             frame="decay_frame",
         ),
         Lines(
-            title="Variance over prompts",
-            y="total_variance",
-            low="total_variance_low",
-            high="total_variance_high",
-            axis="summed over features, with 95 % CI",
+            title="Total standard deviation over prompts",
+            y="std_total",
+            low="std_total_low",
+            high="std_total_high",
+            axis="root of the variance summed over features, 95 % CI",
             log_y=True,
         ),
         Lines(
-            title="Standard deviation over prompts",
+            title="Standard deviation of single features",
             y="std_median",
             low="std_q25",
             high="std_q75",
@@ -243,6 +242,18 @@ class VarianceResult(SeriesResult, kind="variance"):
         ]
         return np.select(chosen, ["dispersing", "flat", "falling", "rising"], "undecided")
 
+    def root(self, name: str) -> Array:
+        """`std_total`, with `_low` or `_high` its ends, or `std_within`: (series, lengths)."""
+        found: Array = np.sqrt(getattr(self, ROOTS[name]))
+        return found
+
+    def to_frame(self) -> "pd.DataFrame":
+        frame = super().to_frame()
+        at = list(frame.columns).index("total_variance")
+        for place, name in enumerate(ROOTS, start=at):
+            frame.insert(place, name, self.root(name).ravel())
+        return frame
+
     def decay_frame(self) -> "pd.DataFrame":
         """A row for each layer and head: slopes with their intervals, tests, label."""
         import pandas as pd
@@ -265,74 +276,26 @@ class VarianceResult(SeriesResult, kind="variance"):
 
     def reading(self) -> str:
         """What the slopes say, in words."""
-        slope, low, high = (getattr(self, f"slope_{self.tested}{e}") for e in ENDS)
-        span = f"from {min(self.lengths)} to {max(self.lengths)} tokens"
-        if not np.isfinite(slope).any():
-            return f"No slope could be fitted {span}."
-        if not np.isfinite(low).any():
-            return f"The slopes {span} have no confidence interval, so they show no trend."
-        what = {
-            "total": "total standard deviation over prompts",
-            "within": "standard deviation over prompts with the same query",
-            "features": "features' standard deviation over prompts",
-        }[self.tested]
-        if len(slope) == 1:
-            found = (
-                f"The {what} changes as N^{slope[0]:.2f} (95 % CI {low[0]:.2f} to {high[0]:.2f}) "
-                f"{span}"
-            )
-            expected = f"uniform attention would give N^{self.slope_uniform[0]:.2f}"
-            known = np.isfinite(self.slope_uniform[0])
-            found = f"{found}: {self.labels()[0]}; {expected}." if known else f"{found}."
-            return found + self._against_null()
-        series = "heads" if self.at == "heads" else "layers"
-        ends = f"Slopes range from {np.nanmin(slope):+.2f} to {np.nanmax(slope):+.2f}."
-        if self._is_old:
-            falls = int((high < 0).sum())
-            return (
-                f"{falls} of {len(slope)} {series} lose variance {span} (95 % CI below 0). {ends}"
-            )
-        more = self._bends() + self._against_null()
-        return f"The {what} {span}: {self._counts(series)}. {ends}{more}"
-
-    def _counts(self, series: str) -> str:
-        labels, uniform = self.labels(), self.slope_uniform[np.isfinite(self.slope_uniform)]
-        texts = {name: text.format(margin=MARGIN) for name, text in LABELS.items()}
-        if len(uniform):
-            texts["dispersing"] += f", {np.median(uniform):+.2f}"
-        counts = [
-            f"{n} {name} ({text})" for name, text in texts.items() if (n := (labels == name).sum())
-        ]
-        return f"of {len(labels)} {series}, {', '.join(counts)}; 5 %, Holm over {series}"
-
-    def _bends(self) -> str:
-        bent = holm(self.p_curvature)
-        slows = int((bent & (self.curvature > 0)).sum())
-        grows = int((bent & (self.curvature < 0)).sum())
-        if not slows + grows:
-            return ""
-        return (
-            f" One line does not fit {slows + grows} of them: the slope rises with length in "
-            f"{slows} and falls in {grows}."
-        )
+        return read_slopes(self)
 
     @property
     def null(self) -> str | None:
         """The null model that was run on the same prompts: untrained, shuffled or None."""
         return self.provenance.arguments.get("null") if np.isfinite(self.p_null).any() else None
 
-    def _against_null(self) -> str:
-        """Which series a model of which nothing is learned does not explain."""
-        if self.null is None:
-            disperses = "dispersing" in self.labels()
-            note = ' An untrained model disperses too: compare with null="untrained".'
-            return note if disperses else ""
-        differs = int(holm(self.p_null).sum())
-        slope = np.nanmedian(self.slope_null)
-        return (
-            f" {differs} of {len(self.p_null)} differ from the {self.null} model (median slope "
-            f"{slope:+.2f}) on the same prompts (5 %, Holm); the others show nothing learned."
-        )
+    def references(self) -> dict[str, float]:
+        """Slopes to compare with, where they are known: medians over the series.
+
+        Of uniform attention on the same prompts (without a window, if some layers have none), which
+        the label "dispersing" is about, and of the null model.
+        """
+        full = np.array(self.layer_type) == "full"
+        found = {"uniform attention": self.slope_uniform[full if full.any() else slice(None)]}
+        if self.null is not None:
+            many = len(self.layer) > 1
+            found[f"{self.null}, median" if many else f"{self.null} model"] = self.slope_null
+        known = {name: slopes[np.isfinite(slopes)] for name, slopes in found.items()}
+        return {name: float(np.median(slopes)) for name, slopes in known.items() if len(slopes)}
 
     def remarks(self) -> list[str]:
         shares = (f"{n}: {a:.0%}" for n, a in zip(self.lengths, self.accuracy, strict=False))
@@ -351,17 +314,17 @@ class VarianceResult(SeriesResult, kind="variance"):
         self, *, width: int | None = None, sort: str | None = None, rows: int | None = MAX_ROWS
     ) -> Any:
         ends = {
-            "slope": _signed(self.slope),
-            "95 % CI": _intervals(self.slope_low, self.slope_high),
+            "slope": signed_cells(self.slope),
+            "95 % CI": span_cells(self.slope_low, self.slope_high),
         }
         if self.tested == "within":
-            ends["within"] = _signed(self.slope_within)
-            ends["95 % CI "] = _intervals(self.slope_within_low, self.slope_within_high)
+            ends["within"] = signed_cells(self.slope_within)
+            ends["95 % CI "] = span_cells(self.slope_within_low, self.slope_within_high)
         ends["R²"] = [f"{r2:.2f}" for r2 in self.r2]
         if not self._is_old:
             ends["label"] = self.labels().tolist()
         # What the slope is about; folders of older versions have no total.
-        title, std = "total standard deviation over prompts", np.sqrt(self.total_variance)
+        title, std = "total standard deviation over prompts", self.root("std_total")
         if self._is_old:
             title, std = "standard deviation over prompts, median over features", self.std_median
         return self._table(title, std, ends=ends, width=width, sort=sort, rows=rows)
@@ -379,6 +342,7 @@ class VarianceResult(SeriesResult, kind="variance"):
                 component=self.component,
                 slopes=[float(slope) for slope in self.slope],
                 types=self.layer_type,
+                references=self.references(),
                 ax=ax,
             )
         if kind == "heads":
@@ -393,32 +357,23 @@ class VarianceResult(SeriesResult, kind="variance"):
         from rich.console import Group
 
         from llmprobe.results.figures.variance import draw_comparison
-        from llmprobe.results.pairs import check_comparable, compare_table, pair_table
+        from llmprobe.results.pairs import check_comparable, compare_table, pair_table, pairs_of
 
         check_comparable(named)
         frames = {name: result.to_frame() for name, result in named.items()}
-        table, pairs = compare_table(named.items()), cls._pairs(named)
+        table, pairs = compare_table(named.items()), pairs_of(named)
         if pairs is not None:
             table = Group(table, pair_table(pairs))
         return table, draw_comparison(frames)
 
     @classmethod
     def compare_document(cls, named: Mapping[str, Self]) -> dict[str, Any]:
-        from llmprobe.results.pairs import check_comparable
+        from llmprobe.results.pairs import check_comparable, pairs_of
 
         check_comparable(named)
-        pairs = cls._pairs(named)
+        pairs = pairs_of(named)
         rows = [] if pairs is None else next(iter(named.values()))._records(pairs)
         return super().compare_document(named) | {"pairs": rows}
-
-    @classmethod
-    def _pairs(cls, named: Mapping[str, Self]) -> "pd.DataFrame | None":
-        """The same series of two results; None for more results, or without such series."""
-        from llmprobe.results.pairs import pair_frame
-
-        frames = [result.decay_frame() for result in named.values()]
-        pairs = pair_frame(*frames) if len(frames) == 2 else None
-        return None if pairs is None or pairs.empty else pairs
 
     def _feature_frame(self) -> "pd.DataFrame":
         """The kept values of the first series, long."""
@@ -431,11 +386,3 @@ class VarianceResult(SeriesResult, kind="variance"):
         )
         frame = pd.Series(values.ravel(), index=index, name="value").reset_index()
         return frame.assign(layer=self.layer[0], head=self._heads()[0])
-
-
-def _signed(values: Array) -> list[str]:
-    return [f"{value:+.2f}" for value in values]
-
-
-def _intervals(low: Array, high: Array) -> list[str]:
-    return [f"{a:+.2f} to {b:+.2f}" for a, b in zip(low, high, strict=True)]

@@ -7,11 +7,11 @@ from scipy import stats
 from llmprobe.base.jackknife import jackknife
 
 
-def of_means(x, n_groups):
+def of_means(x, n_groups, **options):
     """The jackknife of a mean, prompt i in group i mod n_groups."""
     group = np.arange(len(x)) % n_groups
     left_out = np.stack([x[group != g].mean(axis=0) for g in range(n_groups)])
-    return jackknife(x.mean(axis=0), left_out, np.bincount(group))
+    return jackknife(x.mean(axis=0), left_out, np.bincount(group), **options)
 
 
 def test_the_error_of_a_mean_is_the_textbooks():
@@ -28,6 +28,32 @@ def test_degrees_of_freedom_are_by_satterthwaite_and_never_more_than_groups_allo
     np.testing.assert_allclose(of_means(x, 16).df, np.where(excess > 0, expected, 15), rtol=1e-9)
     assert (of_means(x[:3], 3).df == 2).all()  # too few for a kurtosis
     assert (of_means(np.ones((16, 2)), 16).df == 15).all()
+
+
+def test_series_of_the_same_prompts_have_no_lighter_tails_than_their_mean():
+    x = np.random.default_rng(6).standard_t(3, size=(16, 40, 3))
+    own, joint = (of_means(x, 16, together=together) for together in (False, True))
+    excess = stats.kurtosis(x, bias=False)
+    np.testing.assert_allclose(joint.kurtosis, excess, rtol=1e-9)
+    tails = np.maximum(np.maximum(excess, excess.mean(axis=0)), 0)
+    np.testing.assert_allclose(joint.df, 2 / (tails / 16 + 2 / 15), rtol=1e-9)
+    np.testing.assert_array_equal(joint.se, own.se)
+    assert (joint.df <= own.df).all()
+    assert (joint.df < own.df).any()
+    # Light tails gain nothing and lose nothing; what is not known says nothing.
+    light = np.random.default_rng(7).uniform(size=(16, 40))
+    assert (of_means(light, 16, together=True).df <= 15).all()
+    assert np.median(of_means(light, 16, together=True).df) == 15
+    spoiled = x.copy()
+    spoiled[:, 0], spoiled[:, 1] = np.nan, 1.0
+    rest = of_means(x[:, 2:], 16, together=True)
+    np.testing.assert_allclose(of_means(spoiled, 16, together=True).df[2:], rest.df)
+
+
+def test_one_group_has_no_interval():
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found = jackknife(np.ones(2), np.full((1, 2), np.nan), together=True)
+    assert np.isnan(found.ends()).all()
 
 
 def test_unequal_groups_give_nearly_what_equal_ones_do():

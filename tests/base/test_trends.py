@@ -121,7 +121,50 @@ def test_heavy_tails_are_told_and_light_ones_not():
     rare = x * np.where(rng.random((64, 6, len(LENGTHS), 1)) < 0.01, 20, 1)
     [note] = trends(rare)[1]
     assert note.startswith("heavy tails: ")
-    assert note.endswith("raise n_prompts")
+    assert note.endswith("raise n_prompts (docs/coverage.md)")
+
+
+def test_a_note_of_heavy_tails_is_rare_where_there_are_none():
+    rng = np.random.default_rng(6)
+    for n in (32, 64, 256):
+        light = [trends(simulate(rng, -0.3, n=n))[1] for _ in range(40)]
+        assert sum(map(bool, light)) <= 3, n
+        rare = [np.where(rng.random((n, 6, 1, 1)) < 0.03, 6, 1) for _ in range(40)]
+        told = [
+            trends(simulate(rng, -0.3, n=n) * by ** (np.arange(5)[:, None] > 2))[1] for by in rare
+        ]
+        assert sum(map(bool, told)) >= 20, n
+
+
+def test_few_queries_are_always_told_and_many_by_their_tails():
+    rng = np.random.default_rng(7)
+
+    def notes(n_queries, x):
+        return trends(x, n_groups=n_queries, are_queries=True)[1]
+
+    [note] = notes(16, simulate(rng, -0.3, n=64))
+    assert note.startswith("16 query tokens are few")
+    assert notes(64, simulate(rng, -0.3, n=256)) == []
+    by = np.where(np.arange(64) == 5, 6, 1)[np.arange(256) % 64, None, None, None]
+    odd = simulate(rng, -0.3, n=256) * by ** (np.arange(5)[:, None] > 2)
+    [note] = notes(64, odd)
+    assert "a few of the queries" in note
+    assert note.endswith("raise n_queries (docs/coverage.md)")
+
+
+def test_the_heads_of_a_layer_have_no_lighter_tails_than_their_mean():
+    """A head by itself may miss what the others of the same prompts show."""
+    x = np.random.default_rng(8).standard_t(3, size=(64, 12, len(LENGTHS), 1))
+    joint = trends(x)[0]
+    alone = [trends(x[:, [head]])[0] for head in range(12)]
+    for name in ("slope_total", "curvature"):
+        np.testing.assert_allclose(joint[name], [one[name][0] for one in alone])
+    wide, narrow = (
+        joint["slope_total_high"] - joint["slope_total_low"],
+        np.array([one["slope_total_high"][0] - one["slope_total_low"][0] for one in alone]),
+    )
+    assert (wide >= narrow * (1 - 1e-9)).all()
+    assert (wide > narrow * 1.01).any()
 
 
 def test_one_length_has_variances_and_no_slope():

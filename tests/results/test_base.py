@@ -17,6 +17,7 @@ COLUMNS = [
     *("layer", "head", "length", "n_prompts"),
     *("component_std", "std_q25", "std_median", "std_q75"),
     *("global_mean", "global_variance", "mean_drift", "vector_drift"),
+    *("std_total", "std_total_low", "std_total_high", "std_within"),
     *("total_variance", "total_variance_low", "total_variance_high"),
     *("within_variance", "within_variance_low", "within_variance_high"),
     *("between_variance", "between_variance_low", "between_variance_high"),

@@ -13,6 +13,8 @@ from llmprobe.results.pairs import compare_table
 from llmprobe.results.series import SeriesResult
 from llmprobe.results.variance import VarianceResult
 
+ENDS = {"_low": 1 / 4, "_high": 4}
+
 
 def test_kinds_are_registered_and_the_base_is_none():
     assert set(Result.kinds) >= {"variance", "attention"}
@@ -24,6 +26,18 @@ def test_every_figure_can_be_saved_and_has_its_width(tmp_path, variance_result):
         for ending in ("png",):
             variance_result.save_figure(tmp_path / f"{kind}.{ending}", kind, width=4)
             assert (tmp_path / f"{kind}.{ending}").stat().st_size > 1000
+
+
+def test_standard_deviations_are_roots_in_the_frame_and_the_table(variance_result):
+    within = variance_result.total_variance / 4
+    ends = {f"total_variance{end}": x * variance_result.total_variance for end, x in ENDS.items()}
+    result = dataclasses.replace(variance_result, within_variance=within, **ends)
+    frame = result.to_frame()
+    np.testing.assert_allclose(frame.std_total**2, frame.total_variance)
+    np.testing.assert_allclose(frame.std_total_low, frame.std_total / 2)
+    np.testing.assert_allclose(frame.std_total_high, frame.std_total * 2)
+    np.testing.assert_allclose(frame.std_within, frame.std_total / 2)
+    assert f"{frame.std_total[0]:.3g}" in text(result.table()).splitlines()[2].split()
 
 
 def test_the_table_has_a_row_for_each_head_with_its_slope_and_interval(variance_result):
@@ -55,15 +69,6 @@ def test_a_comparison_names_each_result(variance_result):
     assert lines[4] == "1 0..1 64 6 total -0.50 -0.50 -0.50"
     unknown = dataclasses.replace(variance_result, slope=np.full(6, np.nan))
     assert text(compare_table([("a", unknown)])).split()[-3:] == ["–"] * 3
-
-
-def only_first(result):
-    """The result with its first series alone."""
-    names = (*VarianceResult.by_length, *VarianceResult.by_series)
-    arrays = (*names, "layer", "head", "n_prompts", "nonfinite")
-    return dataclasses.replace(
-        result, layer_type=("full",), **{name: getattr(result, name)[:1] for name in arrays}
-    )
 
 
 def changed(result, **values):
@@ -100,22 +105,6 @@ def test_labels_are_about_the_slope_within_queries_where_there_is_one():
     assert split.tested == "within"
     assert (split.labels() == "rising").all()
     assert "standard deviation over prompts with the same query" in split.reading()
-
-
-def test_the_reading_says_what_the_slopes_say():
-    many = make_variance_result()
-    single = only_first(many)
-    assert "changes as N^-0.50 (95 % CI -0.60 to -0.40)" in single.reading()
-    assert ": dispersing; uniform attention would give N^-0.50." in single.reading()
-    assert single.reading().endswith('compare with null="untrained".')
-    found = many.reading()
-    assert "of 6 heads, 6 dispersing (slope within 0.1 of uniform attention, -0.50);" in found
-    assert "5 %, Holm over heads. Slopes range from -0.50 to -0.50." in found
-    bent = changed(many, curvature=0.1, p_curvature=1e-5)
-    assert "One line does not fit 6 of them: the slope rises with length in 6" in bent.reading()
-    unknown = changed(many, slope_total_low=np.nan)
-    assert "no confidence interval" in unknown.reading()
-    assert "No slope" in changed(many, slope_total=np.nan).reading()
 
 
 def test_a_result_from_before_has_the_slopes_of_features_and_no_labels(tmp_path):

@@ -31,6 +31,11 @@ from llmprobe.results.figures.style import (
 _BAR = 0.08
 """Inches: the width of a color bar."""
 _ENDS = ("lowest", "highest")
+_GRAYS: tuple[dict[str, Any], ...] = (
+    {"color": "0.55", "ls": ":"},
+    {"color": "0.35", "ls": (0, (5, 1, 1, 1, 1, 1))},
+)
+"""Of lines to compare with: one dash each, and none that a series has."""
 _LINES = {"full": "-", "sliding": "-.", "linear": (0, (1, 1))}
 
 
@@ -40,6 +45,7 @@ def draw_decay(
     component: int | None = None,
     slopes: Sequence[float] | None = None,
     types: Sequence[str] | None = None,
+    references: Mapping[str, float] | None = None,
     ax: Axes | None = None,
 ) -> Axes:
     """Standard deviation over prompts against length, log-log (Figure 1 of the paper).
@@ -47,11 +53,12 @@ def draw_decay(
     `frame` has the columns of `VarianceResult.to_frame()`. For each series the total standard
     deviation with its 95 % CI, which `slopes` are about, and dashed the part within queries if
     several are fixed. Results of older versions have no total: they show the median over features
-    with its quartiles, and the chosen feature dashed. The gray line falls with slope −1/2, the rate
-    of attention that disperses. `slopes` and `types` (full, sliding, linear), one for each series,
-    stand in the legend; lines of other types than full are broken.
+    with its quartiles, and the chosen feature dashed. Gray lines have the
+    slopes of `references`, by name, or else the −1/2 of attention that disperses. `slopes` and
+    `types` (full, sliding, linear), one for each series, stand in the legend; lines of other types
+    than full are broken.
     """
-    frame, has_total = _with_std(frame)
+    (std, low, high), has_total = _columns_of(frame)
     dashed, words = "component_std", f"feature {component}"
     if has_total:
         dashed, words = "std_within", "within a query"
@@ -67,19 +74,18 @@ def draw_decay(
         draw_series(
             ax,
             drawn,
-            "std",
-            ranks=last_of(series, "std") if slopes is None else slopes,
+            std,
+            ranks=last_of(series, std) if slopes is None else slopes,
             ends=_ENDS if slopes is None else _ends(slopes),
             with_ranks=slopes is not None,
             styles=[{"ls": _LINES[kind]} for kind in kinds],
         )
         if few:  # more bands would hide each other
             for part, color in zip(series.values(), palette(len(series)), strict=False):
-                low, high = part.std_low, part.std_high
-                ax.fill_between(part.length, low, high, color=color, alpha=0.15, lw=0)
+                ax.fill_between(part.length, part[low], part[high], color=color, alpha=0.15, lw=0)
                 if component is not None:
                     ax.plot(part.length, part[dashed], color=color, lw=0.8, ls="--")
-        _draw_reference_slope(frame, ax)
+        _draw_reference_slopes(frame, std, references or {}, ax)
         length_axis(ax, frame.length)
         ax.set_yscale("log")
         ax.set_ylabel(f"standard deviation\nover {prompts_of(frame)} prompts")
@@ -93,13 +99,11 @@ def draw_decay(
     return ax
 
 
-def _with_std(frame: pd.DataFrame) -> tuple[pd.DataFrame, bool]:
-    """With the standard deviation that slopes are about, and whether that is the total one."""
-    if not frame.total_variance.notna().any():
-        shown = {"std": "std_median", "std_low": "std_q25", "std_high": "std_q75"}
-        return frame.assign(**{name: frame[column] for name, column in shown.items()}), False
-    ends = {f"std{end}": np.sqrt(frame[f"total_variance{end}"]) for end in ("", "_low", "_high")}
-    return frame.assign(**ends, std_within=np.sqrt(frame.within_variance)), True
+def _columns_of(frame: pd.DataFrame) -> tuple[tuple[str, str, str], bool]:
+    """The standard deviation that slopes are about with its band, and whether it is the total."""
+    if frame.std_total.notna().any():
+        return ("std_total", "std_total_low", "std_total_high"), True
+    return ("std_median", "std_q25", "std_q75"), False
 
 
 def _ends(slopes: Sequence[float]) -> tuple[str, str]:
@@ -109,9 +113,9 @@ def _ends(slopes: Sequence[float]) -> tuple[str, str]:
 
 def draw_comparison(frames: Mapping[str, pd.DataFrame], *, ax: Axes | None = None) -> Axes:
     """The standard deviations of several results against length, one color a result."""
-    shown = {name: _with_std(frame) for name, frame in frames.items()}
-    frames = {name: frame for name, (frame, _) in shown.items()}
+    shown = {name: _columns_of(frame) for name, frame in frames.items()}
     has_total = all(total for _, total in shown.values())
+    frames = {name: frame.assign(std=frame[shown[name][0][0]]) for name, frame in frames.items()}
     with styled_axes(ax) as ax:
         for (name, frame), color in zip(frames.items(), palette(len(frames)), strict=False):
             series = by_series(frame)
@@ -120,7 +124,7 @@ def draw_comparison(frames: Mapping[str, pd.DataFrame], *, ax: Axes | None = Non
                 label = name if number == 0 else None
                 ax.plot(part.length, part["std"], color=color, lw=width, alpha=0.8, label=label)
         joined = pd.concat(frames.values())
-        _draw_reference_slope(joined, ax)
+        _draw_reference_slopes(joined, "std", {}, ax)
         length_axis(ax, joined.length)
         ax.set_yscale("log")
         which = "" if has_total else ", median over features"
@@ -222,10 +226,15 @@ def draw_features(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     return ax
 
 
-def _draw_reference_slope(frame: pd.DataFrame, ax: Axes) -> None:
-    start = frame[frame.length == frame.length.min()]["std"].max()
+def _draw_reference_slopes(
+    frame: pd.DataFrame, column: str, slopes: Mapping[str, float], ax: Axes
+) -> None:
+    """Gray lines from the highest value at the first length; −1/2 where no slope is known."""
+    start = frame[frame.length == frame.length.min()][column].max()
     if not start > 0:
         return
     lengths = np.array(sorted(set(frame.length)), dtype=float)
-    line = start * (lengths / lengths[0]) ** -0.5
-    ax.plot(lengths, line, color="0.55", lw=1.2, ls=":", label="slope −1/2", zorder=1)
+    named = {f"{name}\n(slope {signed(slope)})": slope for name, slope in slopes.items()}
+    for (label, slope), style in zip((named or {"slope −1/2": -0.5}).items(), _GRAYS, strict=False):
+        line = start * (lengths / lengths[0]) ** slope
+        ax.plot(lengths, line, lw=1.2, label=label, zorder=1, **style)

@@ -41,10 +41,46 @@ def test_folders_from_before_show_the_median_feature_and_several_queries_their_p
     assert {"within a query", "95 % CI"} <= {x.get_text() for x in both.get_legend().get_texts()}
 
 
-def test_decay_shows_the_rate_of_dispersion_for_comparison(variance_result):
-    reference = lines(variance_result.plot())["slope −1/2"]
-    ratio = reference.get_ydata()[-1] / reference.get_ydata()[0]
-    assert ratio == pytest.approx((256 / 16) ** -0.5)
+def falls(line):
+    """The slope of a line from 16 to 256."""
+    y = line.get_ydata()
+    return np.log(y[-1] / y[0]) / np.log(256 / 16)
+
+
+def test_decay_shows_uniform_attention_for_comparison_or_the_rate_of_dispersion(variance_result):
+    known = dataclasses.replace(variance_result, slope_uniform=np.full(6, -0.47))
+    line = lines(known.plot())["uniform attention\n(slope −0.47)"]
+    assert falls(line) == pytest.approx(-0.47)
+    assert line.get_ydata()[0] == pytest.approx(known.root("std_total")[:, 0].max())
+    mixed = dataclasses.replace(
+        known,
+        layer_type=("full",) * 2 + ("sliding",) * 4,
+        slope_uniform=np.array([-0.47, -0.47, -0.1, -0.1, -0.1, -0.1]),
+    )
+    assert "uniform attention\n(slope −0.47)" in lines(mixed.plot())
+    unknown = dataclasses.replace(variance_result, slope_uniform=np.full(6, np.nan))
+    assert falls(lines(unknown.plot())["slope −1/2"]) == pytest.approx(-0.5)
+
+
+def test_decay_has_a_line_for_the_null_model_if_there_is_one(variance_result):
+    assert len(variance_result.references()) == 1
+    told = dataclasses.replace(variance_result.provenance, arguments={"null": "untrained"})
+    against = dataclasses.replace(
+        variance_result,
+        provenance=told,
+        slope_null=np.array([-0.5, -0.4, -0.3, -0.2, 0, np.nan]),
+        p_null=np.full(6, 0.5),
+    )
+    drawn = lines(against.plot())
+    null = drawn["untrained, median\n(slope −0.30)"]
+    assert falls(null) == pytest.approx(-0.3)
+    uniform = drawn["uniform attention\n(slope −0.50)"]
+    assert null.get_ydata()[0] == uniform.get_ydata()[0]
+    assert null.get_linestyle() != uniform.get_linestyle()
+    one = against.select(layer=0, head=1).plot()
+    assert falls(lines(one)["untrained model\n(slope −0.40)"]) == pytest.approx(-0.4)
+    one.get_figure().draw_without_rendering()
+    assert one.get_legend().get_window_extent().width < one.get_figure().bbox.width / 3
 
 
 def test_layers_of_other_types_are_kept_apart(variance_result):
@@ -106,7 +142,7 @@ def test_many_series_are_a_bundle_with_three_of_them_named():
     rising = dataclasses.replace(many, slope=-slopes).plot()
     assert "rising:\nL1H14 (+0.50)" in lines(rising)
     unknown = dataclasses.replace(many, slope=np.full(30, np.nan)).plot()
-    assert "slope −1/2" in lines(unknown)
+    assert "uniform attention\n(slope −0.50)" in lines(unknown)
 
 
 @pytest.mark.parametrize("n_heads", [3, 15, 135])

@@ -66,7 +66,7 @@ def test_what_is_not_finite_is_null_and_no_zero_has_a_logarithm():
 
 def test_there_is_no_band_where_no_interval_is_known():
     text = json.dumps(explore([("toy", make_variance_result())]).to_dict())
-    assert '"total_variance"' in text
+    assert '"std_total"' in text
     assert text.count('"type": "area"') == 1  # that of the quartiles
 
 
