@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 from rich.markup import escape
 
+from llmprobe.base.signs import minus
 from llmprobe.results.base import Result, check_shape, command_line, missing_as_nan
 from llmprobe.results.series import Array, Integers
 from llmprobe.results.tables import span, titled
@@ -147,7 +148,7 @@ class LossResult(Result, kind="loss"):
             return text
         low, high = self.context_gain_low[-1], self.context_gain_high[-1]
         sure = "lowers" if low > 0 else "raises" if high < 0 else "does not clearly change"
-        by = f"{-self.context_gain[-1]:+.3f} nats (95 % CI {-high:+.3f} to {-low:+.3f})"
+        by = minus(f"{-self.context_gain[-1]:+.3f} nats (95 % CI {-high:+.3f} to {-low:+.3f})")
         key = f"{self.key_share[-1]:.1%} of them are key tokens"
         return (
             f"{text} Context of {self.lengths[-1]} instead of {self.lengths[0]} tokens {sure} the "
@@ -158,11 +159,22 @@ class LossResult(Result, kind="loss"):
         return [self.reading()]
 
     def table(self, *, width: int | None = None) -> Any:
-        table = titled("loss between consecutive lengths, mean over prompts")
+        """By position, and below it by context: both at once would be wider than a terminal."""
+        from rich.console import Group
+
         names = {"loss": "nats per token", "bits_per_byte": "bits per byte"}
-        if self.same_targets is not None:
-            names["context_loss"] = f"last {self.same_targets} tokens"
-            names |= {"key_share": "key tokens", "key_loss": "nats per key token"}
+        by_position = self._rows("loss between consecutive lengths, mean over prompts", names)
+        if self.same_targets is None:
+            return by_position
+        names = {"context_loss": "nats", "key_share": "key", "key_loss": "key nats"}
+        title = f"loss of the same last {self.same_targets} tokens, by length of their context"
+        by_context = self._rows(title, names)
+        by_context.caption = "key: share of key tokens among them; key nats: loss of a key token"
+        return Group(by_position, "", by_context)
+
+    def _rows(self, title: str, names: Mapping[str, str]) -> Any:
+        """A row for each length, with some of the columns and their intervals."""
+        table = titled(title)
         table.add_column("up to", justify="right")
         for heading in names.values():
             table.add_column(heading, justify="right", no_wrap=True)
@@ -172,8 +184,8 @@ class LossResult(Result, kind="loss"):
             for name in names:
                 mean, low, high = (getattr(self, f"{name}{end}")[row] for end in _ENDS)
                 missing = np.isnan(mean)
-                cells += ["–" if missing else f"{mean:.3f}"]
-                cells += ["–" if np.isnan(low) else f"{low:.3f} to {high:.3f}"]
+                cells += ["–" if missing else minus(f"{mean:.3f}")]
+                cells += ["–" if np.isnan(low) else minus(f"{low:.3f} to {high:.3f}")]
             table.add_row(f"{length}", *cells)
         return table
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmprobe.base.intervals import holm
+from llmprobe.base.signs import minus
 from llmprobe.base.trends import ENDS, MARGIN, SLOPES, TESTS
 from llmprobe.results.base import check_shape, missing_as_nan
 from llmprobe.results.series import Array, Integers, SeriesResult
@@ -118,7 +119,7 @@ class VarianceResult(SeriesResult, kind="variance"):
     feature_values: NDArray[np.float32]
     """Their values for some prompts: (kept series, lengths, features, prompts)."""
     accuracy_chance: tuple[float, ...] = ()
-    """The accuracy of copying any value of the list, next to `accuracy`."""
+    """The accuracy of a random value of the prompt, next to `accuracy`."""
     total_variance: Array = missing_as_nan("layer_type", "lengths")
     """Variance over prompts, summed over features; (series, lengths), like the next."""
     total_variance_low: Array = missing_as_nan("layer_type", "lengths")
@@ -260,7 +261,7 @@ class VarianceResult(SeriesResult, kind="variance"):
     def headline(self) -> str:
         slopes = self.slope[np.isfinite(self.slope)]
         return super().headline() + (
-            f", median slope {np.median(slopes):+.2f}" if len(slopes) else ""
+            minus(f", median slope {np.median(slopes):+.2f}") if len(slopes) else ""
         )
 
     def reading(self) -> str:
@@ -278,43 +279,47 @@ class VarianceResult(SeriesResult, kind="variance"):
         }[self.tested]
         if len(slope) == 1:
             found = (
-                f"The {what} changes as N^{slope[0]:.2f} (95 % CI {low[0]:.2f} to {high[0]:.2f}) "
+                f"The {what} changes as N^{slope[0]:.2f} (95 % CI {low[0]:+.2f} to {high[0]:+.2f}) "
                 f"{span}"
             )
             expected = f"uniform attention would give N^{self.slope_uniform[0]:.2f}"
             known = np.isfinite(self.slope_uniform[0])
             found = f"{found}: {self.labels()[0]}; {expected}." if known else f"{found}."
-            return found + self._against_null()
+            return minus(found + self._against_null())
         series = "heads" if self.at == "heads" else "layers"
         ends = f"Slopes range from {np.nanmin(slope):+.2f} to {np.nanmax(slope):+.2f}."
         if self._is_old:
             falls = int((high < 0).sum())
-            return (
+            return minus(
                 f"{falls} of {len(slope)} {series} lose variance {span} (95 % CI below 0). {ends}"
             )
         more = self._bends() + self._against_null()
-        return f"The {what} {span}: {self._counts(series)}. {ends}{more}"
+        tests = f"tests at 5 % with Holm's correction over {series}"
+        return minus(
+            f"Of {len(slope)} {series}, {self._counts()} {span}, by the {what} ({tests}). "
+            f"{ends}{more}"
+        )
 
-    def _counts(self, series: str) -> str:
+    def _counts(self) -> str:
         labels, uniform = self.labels(), self.slope_uniform[np.isfinite(self.slope_uniform)]
         texts = {name: text.format(margin=MARGIN) for name, text in LABELS.items()}
         if len(uniform):
             texts["dispersing"] += f", {np.median(uniform):+.2f}"
         counts = [
-            f"{n} {name} ({text})" for name, text in texts.items() if (n := (labels == name).sum())
+            f"{n} {'is' if n == 1 else 'are'} {name} ({text})"
+            for name, text in texts.items()
+            if (n := (labels == name).sum())
         ]
-        return f"of {len(labels)} {series}, {', '.join(counts)}; 5 %, Holm over {series}"
+        return " and ".join([", ".join(counts[:-1]), counts[-1]] if counts[1:] else counts)
 
     def _bends(self) -> str:
         bent = holm(self.p_curvature)
         slows = int((bent & (self.curvature > 0)).sum())
         grows = int((bent & (self.curvature < 0)).sum())
-        if not slows + grows:
+        ways = [f"{way} with length in {n}" for way, n in (("rises", slows), ("falls", grows)) if n]
+        if not ways:
             return ""
-        return (
-            f" One line does not fit {slows + grows} of them: the slope rises with length in "
-            f"{slows} and falls in {grows}."
-        )
+        return f" A straight line does not fit {slows + grows}: the slope {' and '.join(ways)}."
 
     @property
     def null(self) -> str | None:
@@ -325,21 +330,22 @@ class VarianceResult(SeriesResult, kind="variance"):
         """Which series a model of which nothing is learned does not explain."""
         if self.null is None:
             disperses = "dispersing" in self.labels()
-            note = ' An untrained model disperses too: compare with null="untrained".'
+            note = ' An untrained model disperses too: compare it by null="untrained".'
             return note if disperses else ""
         differs = int(holm(self.p_null).sum())
         slope = np.nanmedian(self.slope_null)
         return (
             f" {differs} of {len(self.p_null)} differ from the {self.null} model (median slope "
-            f"{slope:+.2f}) on the same prompts (5 %, Holm); the others show nothing learned."
+            f"{slope:+.2f}) on the same prompts (5 %, Holm's correction); the others show nothing "
+            "learned."
         )
 
     def remarks(self) -> list[str]:
         shares = (f"{n}: {a:.0%}" for n, a in zip(self.lengths, self.accuracy, strict=False))
         answers = f"accuracy on the first token of the answer, by length: {', '.join(shares)}"
         if self.accuracy_chance:
-            blind = ", ".join(f"{share:.0%}" for share in self.accuracy_chance)
-            answers += f"; a blind copy of what could be the answer has {blind}"
+            random = ", ".join(f"{share:.0%}" for share in self.accuracy_chance)
+            answers += f"; a random value of the prompt would be right in {random}"
         queries = self.query_text()
         return [
             *([answers] if self.accuracy else []),
@@ -433,8 +439,8 @@ class VarianceResult(SeriesResult, kind="variance"):
 
 
 def _signed(values: Array) -> list[str]:
-    return [f"{value:+.2f}" for value in values]
+    return [minus(f"{value:+.2f}") for value in values]
 
 
 def _intervals(low: Array, high: Array) -> list[str]:
-    return [f"{a:+.2f} to {b:+.2f}" for a, b in zip(low, high, strict=True)]
+    return [minus(f"{a:+.2f} to {b:+.2f}") for a, b in zip(low, high, strict=True)]

@@ -126,7 +126,7 @@ def test_every_kind_opens_and_draws_without_torch(run_python):
     [
         (
             "variance",
-            "variance of toy: 4 heads, lengths 16..256, 64 prompts, median slope -0.50",
+            "variance of toy: 4 heads, lengths 16..256, 64 prompts, median slope −0.50",
             {"std_median": 0.283494051038268, "vector_drift": 0.4858353588317891},
         ),
         (

@@ -43,12 +43,13 @@ def test_the_table_has_accuracy_and_the_leading_heads():
 def test_the_words_name_the_lengths_above_chance_and_the_leading_head():
     result = make_retrieval_result()
     said = result.reading()
-    assert "more frequent than blind ones at 64, 128, 256 tokens" in said
-    assert "layer 1 head 5: 0.600 at 64 tokens, 0.200 at 256" in said
+    assert "better than chance and the most frequent value at 64, 128, 256 tokens" in said
+    assert "layer 1 head 5: 0.600 at 64, 0.200 at 256 tokens" in said
     assert f"right answers in {(result.right_source_low > 0).sum()} of 12 heads" in said
     nothing = np.zeros(3)
     bad = dataclasses.replace(result, accuracy=nothing, accuracy_low=nothing)
-    assert "not clearly better than blind ones at any length" in bad.reading()
+    words = "not clearly better than chance and the most frequent value at any length"
+    assert words in bad.reading()
 
 
 @pytest.mark.parametrize(

@@ -30,10 +30,10 @@ def test_the_table_has_a_row_for_each_head_with_its_slope_and_interval(variance_
     lines = text(variance_result.table()).splitlines()
     assert lines[1].split()[:5] == ["layer", "head", "16", "64", "256"]
     assert len(lines) == 2 + 6
-    assert lines[2].endswith("-0.50  -0.60 to -0.40  0.90  dispersing")
+    assert lines[2].endswith("−0.50  −0.60 to −0.40  0.90  dispersing")
     within = {f"slope_within{end}": np.full(6, -0.3) for end in ("", "_low", "_high")}
     split = text(dataclasses.replace(variance_result, **within).table()).splitlines()
-    assert split[2].endswith("-0.50  -0.60 to -0.40   -0.30  -0.30 to -0.30  0.90  dispersing")
+    assert split[2].endswith("−0.50  −0.60 to −0.40   −0.30  −0.30 to −0.30  0.90  dispersing")
 
 
 def test_remarks_have_the_share_of_right_answers_before_the_reading(variance_result):
@@ -43,7 +43,7 @@ def test_remarks_have_the_share_of_right_answers_before_the_reading(variance_res
     assert answered.remarks()[1] == variance_result.reading()
     against = dataclasses.replace(answered, accuracy_chance=(0.5, 0.25, 0.125))
     assert against.remarks()[0].endswith(
-        "; a blind copy of what could be the answer has 50%, 25%, 12%"
+        "; a random value of the prompt would be right in 50%, 25%, 12%"
     )
 
 
@@ -52,7 +52,7 @@ def test_a_comparison_names_each_result(variance_result):
     lines = [" ".join(line.split()) for line in shown.splitlines()]
     assert lines[0] == "slopes of log std over log N, heads, 16..256 tokens"
     assert lines[1:3] == ["1: a", "2: b"]
-    assert lines[4] == "1 0..1 64 6 total -0.50 -0.50 -0.50"
+    assert lines[4] == "1 0..1 64 6 total −0.50 −0.50 −0.50"
     unknown = dataclasses.replace(variance_result, slope=np.full(6, np.nan))
     assert text(compare_table([("a", unknown)])).split()[-3:] == ["–"] * 3
 
@@ -105,14 +105,14 @@ def test_labels_are_about_the_slope_within_queries_where_there_is_one():
 def test_the_reading_says_what_the_slopes_say():
     many = make_variance_result()
     single = only_first(many)
-    assert "changes as N^-0.50 (95 % CI -0.60 to -0.40)" in single.reading()
-    assert ": dispersing; uniform attention would give N^-0.50." in single.reading()
-    assert single.reading().endswith('compare with null="untrained".')
+    assert "changes as N^−0.50 (95 % CI −0.60 to −0.40)" in single.reading()
+    assert ": dispersing; uniform attention would give N^−0.50." in single.reading()
+    assert single.reading().endswith('compare it by null="untrained".')
     found = many.reading()
-    assert "of 6 heads, 6 dispersing (slope within 0.1 of uniform attention, -0.50);" in found
-    assert "5 %, Holm over heads. Slopes range from -0.50 to -0.50." in found
+    assert "Of 6 heads, 6 are dispersing (slope within 0.1 of uniform attention, −0.50)" in found
+    assert "Holm's correction over heads). Slopes range from −0.50 to −0.50." in found
     bent = changed(many, curvature=0.1, p_curvature=1e-5)
-    assert "One line does not fit 6 of them: the slope rises with length in 6" in bent.reading()
+    assert "A straight line does not fit 6: the slope rises with length in 6." in bent.reading()
     unknown = changed(many, slope_total_low=np.nan)
     assert "no confidence interval" in unknown.reading()
     assert "No slope" in changed(many, slope_total=np.nan).reading()
@@ -126,7 +126,7 @@ def test_a_result_from_before_has_the_slopes_of_features_and_no_labels(tmp_path)
     assert (old.labels() == "undecided").all()
     assert old.reading().startswith("6 of 6 heads lose variance from 16 to 256 tokens")
     assert "label" not in text(old.table())
-    assert text(compare_table([("a", old)])).split()[-4:] == ["features", *["-0.50"] * 3]
+    assert text(compare_table([("a", old)])).split()[-4:] == ["features", *["−0.50"] * 3]
     np.testing.assert_array_equal(load_result(old.save(tmp_path / "x")).slope, old.slope)
 
 
