@@ -296,3 +296,10 @@ def test_a_configuration_that_cannot_be_read_is_one_line(tmp_path):
         (tmp_path / "configuration.json").write_text(words)
         with pytest.raises(llmprobe.ResultFormatError, match="cannot be read"):
             unfinished(tmp_path)
+
+
+def test_a_folder_of_results_names_them(tmp_path):
+    for name in ("b", "a"):
+        make_variance_result().save(tmp_path / "all" / name)
+    with pytest.raises(ResultFormatError, match="has 2 results; open one of them: a, b"):
+        load_result(tmp_path / "all")
