@@ -64,3 +64,11 @@ def test_the_words_name_the_lengths_above_chance_and_the_leading_head():
 def test_what_does_not_fit_is_refused(field, value):
     with pytest.raises(ValueError, match=field):
         dataclasses.replace(make_retrieval_result(), **{field: value})
+
+
+def test_a_single_length_is_named_once():
+    result = make_retrieval_result((64,))
+    assert result.headline().count(" at 64") == 1
+    assert result.reading().count(" at 64") <= 2  # right answers, and the leading head's weight
+    shown = text(result.table()).split("attention on the source")[1]
+    assert shown.count("at 64") == 1
