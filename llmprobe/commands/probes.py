@@ -64,7 +64,8 @@ def check(
         for line in report.checks:
             sign = "ok  " if line.passed else "FAIL"
             by = "" if line.difference is None else f"{line.difference:.1e}"
-            say(f"{sign}  {line.name:<40} {by:>8}  {line.detail}")
+            start = f"{sign}  {line.name:<40} {by:>8}  "
+            say(f"{start}{line.detail}", indent=len(start))
     if not report.passed:
         raise typer.Exit(1)
 

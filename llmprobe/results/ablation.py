@@ -194,8 +194,9 @@ class AblationResult(Result, kind="ablation"):
         table = titled(
             f"change of the loss without these heads, tokens {start} to {self.lengths[-1]}"
         )
-        table.add_column("class (heads)", overflow="fold")
         rows = self.key_frame()
+        single = bool((rows.n_heads == 1).all())
+        table.add_column("layer.head" if single else "class (heads)", overflow="fold")
         compared = bool(np.isfinite(rows.versus_random).any())
         if not compared and len(rows) > MANY:
             rows = rows.sort_values("change", ascending=False, kind="stable")
@@ -209,7 +210,7 @@ class AblationResult(Result, kind="ablation"):
             if row["is_control"]:  # below the class that it is a control of
                 name = f"  {name.rpartition(', ')[2]}"
             table.add_row(
-                escape(f"{name} ({row['n_heads']})"),
+                escape(name if single else f"{name} ({row['n_heads']})"),
                 minus(f"{row['change']:+.3f}"),
                 interval_cell(ends, "{:+.3f} to {:+.3f}"),
                 p_cell(row["p"], significant=row["significant"]),

@@ -141,18 +141,20 @@ class LossResult(Result, kind="loss"):
         best = int(np.nanargmin(self.loss))
         text = (
             f"The loss is lowest up to {self.lengths[best]} tokens, "
-            f"{self._interval('loss', best)} nats per token; up to {self.lengths[-1]} it is "
-            f"{self._interval('loss', -1)}."
+            f"{self._interval('loss', best)} nats per token"
         )
+        last = f"; up to {self.lengths[-1]} it is {self._interval('loss', -1)}"
+        text += "." if best == len(self.lengths) - 1 else f"{last}."
         if self.same_targets is None or len(self.lengths) < 2:
             return text
         low, high = self.context_gain_low[-1], self.context_gain_high[-1]
         sure = "lowers" if low > 0 else "raises" if high < 0 else "does not clearly change"
         by = minus(f"{-self.context_gain[-1]:+.3f} nats (95 % CI {-high:+.3f} to {-low:+.3f})")
-        key = f"{self.key_share[-1]:.1%} of them are key tokens"
+        key = f"{self.key_share[-1]:.1%} of them are key tokens, which need that context"
         return (
             f"{text} Context of {self.lengths[-1]} instead of {self.lengths[0]} tokens {sure} the "
-            f"loss of the same tokens: {by}. {key}: over 2 nats lower with it, and below 2."
+            f"loss of the same tokens: {by}. {key}: "
+            "less than 2 nats with it, and over 2 nats more without."
         )
 
     def remarks(self) -> list[str]:
