@@ -8,7 +8,6 @@ import inspect
 import io
 import json
 import os
-import re
 import signal
 import sys
 import traceback
@@ -16,7 +15,7 @@ from collections.abc import Callable
 from typing import Annotated, Any, NoReturn
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 import llmprobe
 from llmprobe.commands.ablation import ablate
@@ -25,12 +24,33 @@ from llmprobe.commands.options import FLAG, OUTPUT_PANEL, Json
 from llmprobe.commands.probes import attention, check, loss, retrieval, variance
 from llmprobe.commands.remedy import remedy
 from llmprobe.commands.saved import compare, merge, plot, report, show
-from llmprobe.commands.showing import say
+from llmprobe.commands.showing import OPTIONS, in_options, say, say_names
 from llmprobe.commands.trainer import train_synthetic
 from llmprobe.errors import LLMProbeError
 
+
+def _shown_plainly(params: list[Any]) -> list[Any]:
+    """Parameters whose help shows no type of Python: flags take no value, arguments have a name."""
+    for param in params:
+        if param.param_type_name == "argument":
+            param.display_type_rich = lambda ctx: ""
+        elif param.metavar is None and getattr(param, "is_flag", False):
+            param.metavar = ""
+        if param.name == "show_completion":
+            param.help = "Print completion for the current shell."
+    return params
+
+
+class _Group(TyperGroup):
+    """The commands together."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _shown_plainly(super().get_params(ctx))
+
+
 app = typer.Typer(
     name="llmprobe",
+    cls=_Group,
     help="What happens to attention as prompts get longer, which heads do it, does it hurt, and "
     "what helps?",
     no_args_is_help=True,
@@ -66,16 +86,14 @@ def _root(
 
 
 def env(as_json: Json = False) -> None:
-    """Versions, device, default dtype, threads, memory, hub access and optional extras."""
+    """Versions, device, memory, hub access and optional extras."""
     from llmprobe.base.machine import environment
 
     facts = environment()
     if as_json:
         typer.echo(json.dumps(facts, indent=2))
         return
-    width = max(map(len, facts))
-    for name, value in facts.items():
-        say(f"{name:<{width}}  {value}")
+    say_names(facts)
 
 
 _COMMANDS: dict[str, dict[Callable[..., None], str]] = {
@@ -110,6 +128,9 @@ _COMMANDS: dict[str, dict[Callable[..., None], str]] = {
 class _Command(TyperCommand):
     """A command whose `--help` is in the same panel as its other options of output."""
 
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _shown_plainly(super().get_params(ctx))
+
     def get_help_option(self, ctx: Any) -> Any:
         option: Any = super().get_help_option(ctx)
         option.rich_help_panel, option.metavar = OUTPUT_PANEL, ""
@@ -119,6 +140,7 @@ class _Command(TyperCommand):
 for _panel, _members in _COMMANDS.items():
     for _command, _example in _members.items():
         app.command(cls=_Command, rich_help_panel=_panel, epilog=f"Example: {_example}")(_command)
+        OPTIONS.update(inspect.signature(_command).parameters.keys() - _POSITIONAL)
 
 
 def main() -> None:
@@ -143,7 +165,7 @@ def main() -> None:
     except Exception as error:
         if "--debug" in sys.argv:  # before the command or behind it
             raise
-        _fail(_in_options(_explanation(error)), 1)
+        _fail(in_options(_explanation(error)), 1)
 
 
 def _usage(error: Any) -> str:
@@ -154,26 +176,6 @@ def _usage(error: Any) -> str:
     came = f", got {details[0]['input']!r}" if details else ""
     command = error.ctx.command_path if error.ctx is not None else "llmprobe"
     return f"{words}{came} ({command} --help shows what is accepted)"
-
-
-def _in_options(message: str) -> str:
-    """The same message with options of the command line for Python's arguments."""
-
-    def option(match: re.Match[str]) -> str:
-        name, *values = match.groups()
-        if name not in _options():
-            return match[0]
-        value = next((value for value in values if value is not None), "True")
-        return f"--{name.replace('_', '-')}" + ("" if value == "True" else f" {value}")
-
-    message = re.sub(r"^(\w+)(?=: got )", option, message)
-    return re.sub(r"\b([a-z_]+)=(?:\"([^\"]*)\"|(\w+))", option, message)
-
-
-def _options() -> set[str]:
-    """The arguments that commands have as options."""
-    commands = (command for members in _COMMANDS.values() for command in members)
-    return {n for command in commands for n in inspect.signature(command).parameters} - _POSITIONAL
 
 
 def _explanation(error: Exception) -> str:

@@ -74,7 +74,7 @@ def measure(size, runs, folder):
                 print(
                     f"{task}, {query} query, seed {seed}: slope {slope:+.3f}, 95 % interval "
                     f"{low:+.3f} to {high:+.3f} over {result.n_prompts.min()} prompts; the law "
-                    "says -0.5"
+                    "says −0.5"
                 )
 
 
@@ -93,7 +93,7 @@ def draw_task(results, panel):
     for number, (query, result) in enumerate(results.items()):
         frame, color = result.to_frame(), f"C{number}"
         slope = getattr(result, f"slope_{result.tested}")[0]
-        label = f"{query} query, slope {slope:+.2f}"
+        label = f"{query} query, slope {slope:+.2f}".replace("-", "−")
         # One solid, one broken: where they agree, both are seen.
         style = {"ls": ("-", "--")[number], "marker": "o", "ms": 3}
         panel.plot(frame.length, frame.std_median, color, label=label, **style)

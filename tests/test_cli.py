@@ -1,6 +1,7 @@
 """The command line as a shell sees it: usage, version, errors."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -43,6 +44,31 @@ def test_version_and_help(call):
     assert "env" in call("--help")[1]
     assert "Example" in call("env", "--help")[1]
     assert call()[0] == 2
+
+
+def test_the_help_has_one_line_for_each_command_and_no_type_of_python(call, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERMINAL_WIDTH", "80")
+    _, out, _ = call("--help")
+    panels = out[out.index("Probe a model") :].splitlines()
+    lines = [line.split()[1] for line in panels if line.startswith("│")]
+    names = [command.name or command.callback.__name__ for command in cli.app.registered_commands]
+    assert lines == [name.replace("_", "-") for name in names]
+    for name in ("", *lines):
+        assert not re.search(r"<(?:bool|str|Path|list)", call(*name.split(), "--help")[1]), name
+
+
+def test_wrong_lengths_are_refused_before_torch_is_imported(run_python):
+    script = """
+import sys
+sys.modules["torch"] = None
+sys.argv = ["llmprobe", "variance", "builtin", "--lengths", "16-64"]
+from llmprobe import cli
+cli.main()
+"""
+    done = run_python(script)
+    assert done.returncode == 1
+    assert done.stderr.startswith("llmprobe: lengths: '16-64' is not understood; accepted: ")
 
 
 @pytest.mark.parametrize("wrong", [["nope"], ["env", "--nope"], ["env", "extra"]])

@@ -15,12 +15,12 @@ from rich.progress import (
     MofNCompleteColumn,
     TaskID,
     TextColumn,
-    TimeElapsedColumn,
     TimeRemainingColumn,
 )
 from rich.progress import (
     Progress as Bar,
 )
+from rich.table import Column
 
 from llmprobe.base.processes import process
 
@@ -47,6 +47,11 @@ def _nothing(what: str, done: int, total: int, note: str) -> None:
     """For a caller who wants no progress."""
 
 
+def _whole() -> Column:
+    """A column that is never cut: the bar gets shorter instead."""
+    return Column(no_wrap=True, overflow="ignore")
+
+
 @contextmanager
 def _shown_bar() -> Iterator[Report]:
     """One bar for each thing that is done; none off a terminal or in a process that is not main."""
@@ -54,12 +59,12 @@ def _shown_bar() -> Iterator[Report]:
     shown = (console.is_terminal or console.is_jupyter) and process().is_main
     tasks: dict[str, TaskID] = {}
     with Bar(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
+        TextColumn("{task.description}", table_column=_whole()),
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(table_column=_whole()),
+        TextColumn("{task.fields[note]}", table_column=_whole()),
+        # What is left, and at the end what it took: two clocks would need words.
+        TimeRemainingColumn(elapsed_when_finished=True, table_column=_whole()),
         console=console,
         disable=not shown,
     ) as bar:

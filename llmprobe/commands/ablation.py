@@ -60,7 +60,10 @@ def ablate(
     chunk: Chunk = None,
     **shared: Any,
 ) -> None:
-    """Which heads matter at length: the loss without classes of heads, next to random heads."""
+    """Which heads matter: the loss without them.
+
+    Classes of heads are knocked out, next to as many random heads of the same layers.
+    """
     from llmprobe.probes.ablation import AblationProbe, AblationRequest
 
     own: dict[str, Any] = {

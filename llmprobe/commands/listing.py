@@ -7,30 +7,33 @@ from typing import Annotated
 
 import typer
 
-from llmprobe.commands.options import Debug, Json, choice
-from llmprobe.commands.showing import say
+from llmprobe.commands.options import Debug, Json
+from llmprobe.commands.showing import say_names
 
 
 def ls(
     what: Annotated[
-        str,
+        str | None,
         typer.Argument(
-            **choice("tasks", "variants", "prompts", "remedies", "kinds", text="What to list.")
+            metavar="WHAT",
+            help="tasks, variants, prompts, remedies or kinds.",
+            autocompletion=lambda: list(_LISTS),
         ),
-    ],
+    ] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """List the names that options accept: tasks, variants, prompts, remedies, figures."""
-    if what not in _LISTS:
+    """List the names that options accept.
+
+    Without a name it says what there is to list.
+    """
+    if what is not None and what not in _LISTS:
         raise ValueError(f"ls: got {what!r}, accepted: {', '.join(_LISTS)}")
-    names = _LISTS[what]()
+    names = _LISTS[what][1]() if what else {name: words for name, (words, _) in _LISTS.items()}
     if as_json:
         typer.echo(json.dumps(names))
         return
-    width = max(map(len, names))
-    for name, meaning in names.items():
-        say(f"{name:<{width}}  {meaning}")
+    say_names(names)
 
 
 def _tasks() -> dict[str, str]:
@@ -85,10 +88,11 @@ def _kinds() -> dict[str, str]:
     }
 
 
-_LISTS: dict[str, Callable[[], dict[str, str]]] = {
-    "tasks": _tasks,
-    "variants": _variants,
-    "prompts": _prompts,
-    "remedies": _remedies,
-    "kinds": _kinds,
+_LISTS: dict[str, tuple[str, Callable[[], dict[str, str]]]] = {
+    "tasks": ("what train-synthetic trains on", _tasks),
+    "variants": ("parts of the networks of train-synthetic", _variants),
+    "prompts": ("kinds of prompts", _prompts),
+    "remedies": ("what remedy tries", _remedies),
+    "kinds": ("figures of each kind of result, for plot --kind", _kinds),
 }
+"""What each list is of, and what makes it."""

@@ -53,8 +53,10 @@ def with_options(*groups: Group) -> Callable[[Callable[..., None]], Callable[...
         @wraps(command)
         def called(**options: Any) -> None:
             given = {p.name: p.default for p in parameters} | options
-            if "model" in given and not given.get("quiet"):  # the imports alone take seconds
-                say_loading(given["model"])
+            if "model" in given:  # the imports alone take seconds
+                _refuse_early(**given)
+                if not given.get("quiet"):
+                    say_loading(given["model"])
             command(**given)
 
         called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -62,6 +64,14 @@ def with_options(*groups: Group) -> Callable[[Callable[..., None]], Callable[...
         return called
 
     return declare
+
+
+def _refuse_early(*, lengths: str | None = None, **options: Any) -> None:
+    """Refuse what is wrong whatever the model is, before torch is imported for seconds."""
+    if lengths is not None:
+        from llmprobe.base.lengths import parse_lengths
+
+        parse_lengths(lengths)
 
 
 def without(name: str, group: Group) -> Group:
@@ -338,7 +348,7 @@ Null = Annotated[
         **choice(
             "untrained",
             "shuffled",
-            text="Compare with a model of which nothing is learned, on the same prompts.",
+            text="Compare with a null model on the same prompts: random or shuffled weights.",
         ),
         **_SWEEP,
     ),

@@ -42,7 +42,10 @@ def check(
     debug: bool,
     **load: Any,
 ) -> None:
-    """Check that captures of a model are right: hooks, eager attention, padding."""
+    """Compare captures with the model itself.
+
+    Hooked logits, eager attention, single rows, padding: what fails is named, with what to try.
+    """
     from llmprobe.capture.checks import check_capture
     from llmprobe.capture.loading import load_model
 
@@ -61,7 +64,8 @@ def check(
         for line in report.checks:
             sign = "ok  " if line.passed else "FAIL"
             by = "" if line.difference is None else f"{line.difference:.1e}"
-            say(f"{sign}  {line.name:<40} {by:>8}  {line.detail}")
+            start = f"{sign}  {line.name:<40} {by:>8}  "
+            say(f"{start}{line.detail}", indent=len(start))
     if not report.passed:
         raise typer.Exit(1)
 
@@ -75,7 +79,10 @@ def variance(
     chunk: Chunk = None,
     **shared: Any,
 ) -> None:
-    """How the variance of attention outputs falls as prompts get longer."""
+    """Which layers or heads lose variance as prompts get longer.
+
+    The standard deviation over prompts by length, its slope with a 95 % CI, and a label.
+    """
     from llmprobe.probes.variance import VarianceProbe, VarianceRequest
 
     own: dict[str, Any] = {"at": at, "component": component, "reference": reference}
@@ -84,7 +91,10 @@ def variance(
 
 @with_options(MODEL, PROMPTS, SWEEP, OUTPUT)
 def attention(**shared: Any) -> None:
-    """Where attention looks as prompts get longer, and what makes up the variance of heads."""
+    """Where attention looks, and why heads lose variance.
+
+    Entropy, effective tokens, sinks and logit spread by length, and the terms of each slope.
+    """
     from llmprobe.probes.attention import AttentionProbe
     from llmprobe.probes.request import Request
 
@@ -93,7 +103,10 @@ def attention(**shared: Any) -> None:
 
 @with_options(MODEL, TEXT_PROMPTS, without("layers", SWEEP), OUTPUT)
 def loss(same_targets: SameTargets = None, chunk: Chunk = None, **shared: Any) -> None:
-    """The loss on text by position in the prompt, and what more context buys."""
+    """The loss by position in the prompt, and by context length.
+
+    Nats per token and bits per byte of a text. --same-targets: what more context buys.
+    """
     from llmprobe.probes.loss import LossProbe, LossRequest
 
     run_probe(LossProbe, LossRequest, same_targets=same_targets, chunk=chunk, **shared)
@@ -101,7 +114,10 @@ def loss(same_targets: SameTargets = None, chunk: Chunk = None, **shared: Any) -
 
 @with_options(MODEL, QUESTIONS, {**SWEEP, **ALL_LAYERS}, OUTPUT)
 def retrieval(**shared: Any) -> None:
-    """How often a model finds what its prompt says, and which heads attend to it."""
+    """Whether the model finds what its prompt says.
+
+    Right answers by length next to chance, and which heads attend to their source.
+    """
     from llmprobe.probes.retrieval import RetrievalProbe, RetrievalRequest
 
     run_probe(RetrievalProbe, RetrievalRequest, **shared)

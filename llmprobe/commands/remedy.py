@@ -101,7 +101,10 @@ def remedy(
     chunk: Chunk = None,
     **shared: Any,
 ) -> None:
-    """What helps: remedies at several doses on the same prompts, next to shams."""
+    """What helps: remedies at several doses, next to shams.
+
+    All treatments see the same prompts. A sham does as much in the wrong places.
+    """
     from llmprobe.probes.remedies import RemedyProbe
     from llmprobe.probes.remedy_request import RemedyRequest
 

@@ -3,6 +3,8 @@
 import os
 import tempfile
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,7 +57,8 @@ def run_probe(
     check_place(target)
     check_drawing()
     is_main = join_processes()
-    run = start(kind, model, asked, **place, **load)
+    with _without_bars(quiet):
+        run = start(kind, model, asked, **place, **load)
     if is_main and not quiet:
         _show_plan(run, target)
     try:
@@ -66,6 +69,21 @@ def run_probe(
         raise
     if is_main:
         show_result(result, target, as_json=as_json)
+
+
+@contextmanager
+def _without_bars(quiet: bool) -> Iterator[None]:
+    """Hide the bars of transformers while a model is loaded, if no bar is wanted."""
+    from transformers.utils import logging
+
+    hidden = quiet and logging.is_progress_bar_enabled()
+    if hidden:
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if hidden:
+            logging.enable_progress_bar()
 
 
 def _defaults(request: "type[Request]") -> dict[str, Any]:

@@ -50,7 +50,10 @@ def show(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Print a saved result again, or how far a run is. It needs no torch."""
+    """Print a saved result, or how far a run is.
+
+    It needs no torch.
+    """
     from llmprobe.base.files import is_result
     from llmprobe.results.opening import load_result, unfinished
 
@@ -141,7 +144,10 @@ def plot(
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Draw a figure of a saved result. It needs neither the model nor torch."""
+    """Draw a figure of a saved result.
+
+    It needs neither the model nor torch.
+    """
     from llmprobe.results.opening import load_result
 
     if file_format not in ("png", "pdf", "svg"):
@@ -179,7 +185,10 @@ def compare(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Compare variance or loss results: one figure, and the difference of each head of two."""
+    """Compare results: one figure, and differences by head.
+
+    Variance or loss results. Two variance results are paired by layer and head.
+    """
     check_drawing()
     from llmprobe.results.figures.style import write_figure
     from llmprobe.results.opening import comparable_kinds, load_result
@@ -228,7 +237,7 @@ def merge(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Join results of different seeds or lengths into one, exactly."""
+    """Join results of different seeds or lengths, exactly."""
     from llmprobe.runs.merging import merge_results
 
     check_place(output)
@@ -240,7 +249,7 @@ def merge(
 def report(
     folders: Annotated[
         list[Path],
-        typer.Argument(metavar="DIR...", help="Saved results, of one model or of several.", **PATH),
+        typer.Argument(metavar="DIR", help="Saved results, of one model or of several.", **PATH),
     ],
     output: Annotated[
         Path, typer.Option(metavar="FILE", help="The page to write.", **PATH, **OUTPUT)
@@ -250,7 +259,10 @@ def report(
     ] = False,
     debug: Debug = False,
 ) -> None:
-    """Write results as one HTML page with linked charts; it needs no network and no torch."""
+    """Write results as one HTML page with linked charts.
+
+    The page needs no network; writing it needs no torch.
+    """
     from llmprobe.results.report.page import write_report
 
     if output.suffix not in (".html", ".htm"):

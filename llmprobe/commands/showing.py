@@ -1,8 +1,10 @@
 """How commands show a result: figures in its folder, and a table or a JSON document printed."""
 
 import json
+import re
 import sys
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,15 +14,45 @@ if TYPE_CHECKING:
     from llmprobe.results.base import Result
 
 
-def say(text: str, *, err: bool = False) -> None:
+_KEPT = "\x00"
+"""Stands for a space at which no line is broken; a text to print has no control characters."""
+
+
+def say(text: str, *, err: bool = False, indent: int = 2) -> None:
     """Print one line. Control characters are shown, not sent: the words may come from a file.
 
-    In a terminal it is wrapped between words at the terminal's width.
+    In a terminal it is wrapped between words at the terminal's width; further lines are indented.
     """
     from llmprobe.base.visible import visible
 
     words, width = visible(text), terminal_width(err=err)
-    typer.echo(words if width is None else wrapped(words, width), err=err)
+    typer.echo(words if width is None else wrapped(words, width, indent=indent), err=err)
+
+
+def say_names(names: Mapping[str, Any]) -> None:
+    """Names and what each means, in two columns."""
+    width = max(map(len, names)) + 2
+    for name, meaning in names.items():
+        say(f"{name:<{width}}{meaning}", indent=width)
+
+
+OPTIONS: set[str] = set()
+"""Arguments that commands have as options; `cli` fills it with those of all commands."""
+
+
+def in_options(words: str) -> str:
+    """The same words with options of the command line for Python's arguments."""
+
+    def option(match: re.Match[str]) -> str:
+        name, *values = match.groups()
+        if name not in OPTIONS:
+            return match[0]
+        value = next((value for value in values if value is not None), "True")
+        return f"--{name.replace('_', '-')}" + ("" if value == "True" else f" {value}")
+
+    words = re.sub(r"^(\w+)(?=: got )", option, words)
+    words = re.sub(r"(?<![\w-])([a-z_]+)=(?:\"([^\"]*)\"|(\w+))", option, words)
+    return re.sub(r"(?<=\braise )([a-z]+_[a-z_]+)\b", option, words)
 
 
 def say_loading(what: str) -> None:
@@ -29,17 +61,23 @@ def say_loading(what: str) -> None:
         say(f"loading {what} ...", err=True)
 
 
-def wrapped(text: str, width: int) -> str:
-    """A line as several that fit, broken between words; a longer word has a line to itself."""
-    return textwrap.fill(
-        text,
+def wrapped(text: str, width: int, *, indent: int = 2) -> str:
+    """A line as several that fit, broken between words; a longer word has a line to itself.
+
+    A quoted token such as ' over' and a number with its percent sign are one word.
+    """
+    kept = re.sub(r"'( [^' ]*)'", lambda match: match[0].replace(" ", _KEPT), text)
+    kept = re.sub(r"(?<=\d) (?=%)", _KEPT, kept)
+    lines = textwrap.fill(
+        kept,
         width,
-        subsequent_indent="  ",
+        subsequent_indent=" " * indent,
         break_long_words=False,
         break_on_hyphens=False,
         drop_whitespace=True,
         replace_whitespace=False,
     )
+    return lines.replace(_KEPT, " ")
 
 
 def show_result(result: "Result", folder: Path, *, as_json: bool) -> None:
@@ -58,12 +96,14 @@ def print_document(result: "Result", folder: Path) -> None:
 
 def print_result(result: "Result", folder: Path, table: Any) -> None:
     """The result as text: what it is, its table, what that says, and where it is."""
+    from llmprobe.results.notes import joined_notes
+
     say(result.headline())
     print_table(table)
     for remark in result.remarks():
-        say(remark)
-    for warning in result.warnings:
-        say(f"note: {warning}")
+        say(in_options(remark))
+    for note in joined_notes(result.warnings):
+        say(f"note: {in_options(note)}")
     names = ("result.json", "arrays.npz", *_figures(result), "evidence.safetensors", "checkpoints")
     there = ", ".join(name for name in names if (folder / name).exists())
     say(f"saved: {folder} ({there})")

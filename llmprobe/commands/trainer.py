@@ -156,7 +156,7 @@ def train_synthetic(
     debug: bool,
     **options: Any,
 ) -> None:
-    """Train small attention models on the papers' tasks and test them beyond their lengths.
+    """Train small models, and test them on longer inputs.
 
     An option without a default here has one from the task and the preset.
     """

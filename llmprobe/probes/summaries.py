@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from llmprobe.base.components import GroupMoments
 from llmprobe.base.moments import Groups, Moments
+from llmprobe.base.signs import minus
 from llmprobe.base.trends import fit_sides
 from llmprobe.capture.discovery import AttentionLayer
 from llmprobe.probes.tallies import Evidence
@@ -115,4 +116,4 @@ def each_side(
             f"{np.median(known):+.2f} ({spread}) {where} the window of {layer.window} tokens"
         )
     if told:
-        yield f"slope {', '.join(told)}"
+        yield minus(f"slope {', '.join(told)}")

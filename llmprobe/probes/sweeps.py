@@ -119,8 +119,9 @@ class SweepPlan:
         how = "one pass for all lengths" if self.one_pass else "one pass per length"
         left = self.n_prompts - self.first
         more = f"{left} more prompt{'s' * (left != 1)}, {self.first} are there"
+        n = len(self.lengths)
         return (
-            f"{more if self.first else f'{self.n_prompts} prompts'}, {len(self.lengths)} lengths, "
+            f"{more if self.first else f'{self.n_prompts} prompts'}, {n} length{'s' * (n > 1)}, "
             f"{how}: "
             f"{self.n_tokens:,} tokens, about {self.flops / 1e12:.2g} TFLOP, "
             f"{_duration(self.seconds)} and {self.memory / 2**20:,.0f} MiB besides the weights"

@@ -55,7 +55,7 @@ class Tally:
         self.n_asked = self.n_right = 0
         """Prompts that have a right answer, and how many of them the model gave it for."""
         self.n_by_chance = 0.0
-        """How many a blind copy of what could be the answer would be right for, on average."""
+        """For how many a random choice among the possible answers would be right, on average."""
 
     @staticmethod
     def shapes(layer: AttentionLayer, *, whole: bool) -> dict[str, tuple[int, ...]]:

@@ -412,7 +412,7 @@ def _feature_values(evidence: Evidence, heads: bool) -> NDArray[np.float32]:
 
 
 def _chances(tallies: Sequence[VarianceTally]) -> tuple[float, ...]:
-    """The accuracy of a blind copy at each length; empty if it is not known of all prompts."""
+    """The accuracy of a random value at each length; empty if it is not known of all prompts."""
     found = tuple(t.n_by_chance / t.n_asked for t in tallies if t.n_asked)
     return found if np.isfinite(found).all() else ()
 

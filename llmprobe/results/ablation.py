@@ -12,9 +12,10 @@ import numpy as np
 from rich.markup import escape
 
 from llmprobe.base.intervals import holm
+from llmprobe.base.signs import minus
 from llmprobe.results.base import Result, check_shape, command_line
 from llmprobe.results.series import Array, Integers
-from llmprobe.results.tables import MAX_ROWS, interval_cell, p_cell, span, titled
+from llmprobe.results.tables import MANY, MAX_ROWS, interval_cell, p_cell, span, titled
 from llmprobe.results.views import HeadMap, Lines, View
 
 if TYPE_CHECKING:
@@ -164,8 +165,9 @@ class AblationResult(Result, kind="ablation"):
         """What the changes at the longest length say, in words."""
         rows = self.key_frame()
         own = rows[~rows.is_control].sort_values("change", ascending=False)
+        named = own if len(own) <= _NAMED else own[own.significant].head(_NAMED)
         said = []
-        for row in own.head(_NAMED).to_dict("records"):
+        for row in named.to_dict("records"):
             sure = "" if row["significant"] else ", no clear change"
             random = ""
             if np.isfinite(row["versus_random"]):
@@ -176,9 +178,13 @@ class AblationResult(Result, kind="ablation"):
                 f"{row['change']:+.3f} [{row['change_low']:+.3f}, {row['change_high']:+.3f}]"
                 f"{sure}{random}"
             )
-        more = f"; and {len(own) - _NAMED} more" if len(own) > _NAMED else ""
-        return (
-            f"Nats per token{self._where()} without a class of heads: {'; '.join(said)}{more}. "
+        n_clear = int(own.significant.sum())
+        if n_clear > len(named):
+            said.append(f"and {n_clear - len(named)} more")
+        if len(own) > max(_NAMED, n_clear):
+            said.append(f"no clear change for {len(own) - n_clear} of {len(own)} classes")
+        return minus(
+            f"Nats per token{self._where()} without a class of heads: {'; '.join(said)}. "
             "95 % CIs over prompts; clear means 5 % after Holm's correction over classes."
         )
 
@@ -194,25 +200,35 @@ class AblationResult(Result, kind="ablation"):
 
     def table(self, *, width: int | None = None) -> Any:
         table = titled(f"change of the loss without these heads,{self._where()}")
-        table.add_column("class")
-        for name in ("heads", "nats", "95 % CI", "p", "against random", "95 % CI"):
-            table.add_column(name, justify="right", no_wrap=True)
         rows = self.key_frame()
+        single = bool((rows.n_heads == 1).all())
+        table.add_column("layer.head" if single else "class (heads)", overflow="fold")
+        compared = bool(np.isfinite(rows.versus_random).any())
+        if not compared and len(rows) > MANY:
+            rows = rows.sort_values("change", ascending=False, kind="stable")
+        for name in ("nats", "95 % CI", "p", *(("− random", "95 % CI") if compared else ())):
+            table.add_column(name, justify="right", no_wrap=True)
         for row in rows.head(MAX_ROWS).to_dict("records"):
             ends = {"low": row["change_low"], "high": row["change_high"]}
             versus = {"low": row["versus_random_low"], "high": row["versus_random_high"]}
             known = np.isfinite(row["versus_random"])
+            name = row["class"]
+            if row["is_control"]:  # below the class that it is a control of
+                name = f"  {name.rpartition(', ')[2]}"
             table.add_row(
-                escape(row["class"]),
-                f"{row['n_heads']}",
-                f"{row['change']:+.3f}",
+                escape(name if single else f"{name} ({row['n_heads']})"),
+                minus(f"{row['change']:+.3f}"),
                 interval_cell(ends, "{:+.3f} to {:+.3f}"),
                 p_cell(row["p"], significant=row["significant"]),
-                f"{row['versus_random']:+.3f}" if known else "",
-                interval_cell(versus, "{:+.3f} to {:+.3f}") if known else "",
+                *([minus(f"{row['versus_random']:+.3f}")] if known else []),
+                *([interval_cell(versus, "{:+.3f} to {:+.3f}")] if known else []),
             )
+        table.caption = "p of a paired t test; * significant at 5 % after Holm's correction"
+        if compared:
+            table.caption += "; − random: minus the change without as many random heads"
         if len(rows) > MAX_ROWS:
-            table.caption = f"and {len(rows) - MAX_ROWS} more rows in the saved result"
+            more = f"and {len(rows) - MAX_ROWS} more rows in the saved result"
+            table.caption = f"{more}\n{table.caption}"
         return table
 
     def to_document(self) -> dict[str, Any]:

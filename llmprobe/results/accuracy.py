@@ -29,10 +29,18 @@ from llmprobe.base.intervals import (
     paired_p,
     verdict,
 )
+from llmprobe.base.signs import minus
 from llmprobe.results.accuracy_tables import against, drift_table, tail_table
 from llmprobe.results.base import check_shape, missing_as_nan, records
 from llmprobe.results.tables import count
-from llmprobe.results.trained import Array, VariantsResult, check_whole, explained, spoken
+from llmprobe.results.trained import (
+    Array,
+    VariantsResult,
+    check_whole,
+    explained,
+    in_points,
+    spoken,
+)
 from llmprobe.results.views import Lines, View
 
 if TYPE_CHECKING:
@@ -301,8 +309,8 @@ class SyntheticResult(VariantsResult, kind="synthetic"):
         last = frame[frame.length == self.lengths[-1]]
         points = (100 * last[["difference", "low", "high"]]).to_numpy()
         found = [
-            f"{variant} {difference:+.1f}"
-            + ("" if np.isnan(low) else f" [{low:+.1f}, {high:+.1f}]")
+            f"{variant} "
+            + minus(f"{difference:+.1f}" + ("" if np.isnan(low) else f" [{low:+.1f}, {high:+.1f}]"))
             for variant, (difference, low, high) in zip(last.variant, points, strict=True)
         ]
         if not found:
@@ -336,7 +344,9 @@ class SyntheticResult(VariantsResult, kind="synthetic"):
                 "its 95 % CI over seeds; p of the paired t test; * significant at 0.05 after "
                 "Holm's correction over the lengths; verdict on “the variant is better”"
             )
-        parts.append(Text(f"{about}. Trained for {self.settings}.", style="italic"))
+        else:  # no reading says it
+            about += f". Trained for {self.settings}"
+        parts.append(Text(f"{about}.", style="italic"))
         if len(tail := self.tail_frame()):
             parts += [Text(), tail_table(tail, self.lengths[-1], self.reference)]
         if self.lengths[-1] != self.reference:
@@ -356,7 +366,7 @@ class SyntheticResult(VariantsResult, kind="synthetic"):
             found.append(f"{claim}: {spoken(words, 'at')} items.")
         margin = 100 * self.margins.get("accuracy", 0)
         return (
-            f"{' '.join(found)} {explained(f'{margin:g} points' if margin else '')} Trained for "
+            f"{' '.join(found)} {explained(in_points(margin) if margin else '')} Trained for "
             f"{self.settings}; {len(self.seeds)} seeds."
         )
 

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from llmprobe.base.signs import minus
 from llmprobe.results.tables import heading, interval_cell, mean_cell, p_cell, titled
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def against(variant: str, summary: "pd.DataFrame", comparisons: "pd.DataFrame") 
     accuracy = summary.set_index(["variant", "length"])[["mean", "sd"]] * 100
     ends = {
         row["length"]: (
-            f"{100 * row['difference']:+.1f}",
+            minus(f"{100 * row['difference']:+.1f}"),
             interval_cell(row, "[{:+.1f}, {:+.1f}]", scale=100),
             p_cell(row["p"], significant=row["significant"]),
             row["verdict"],
@@ -53,7 +54,7 @@ def tail_table(tail: "pd.DataFrame", longest: int, reference: int) -> Any:
     for row in tail.to_dict("records"):
         table.add_row(
             Text(row["variant"]),
-            f"{row['slope']:+.2f}",
+            minus(f"{row['slope']:+.2f}"),
             interval_cell(row, "{:+.2f} to {:+.2f}"),
             f"{row['n_seeds']}",
             f"{row['global_variance_ratio']:.2g}",

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmprobe.base.intervals import divide
+from llmprobe.base.signs import minus
 from llmprobe.results.base import check_shape, missing_as_nan
 from llmprobe.results.series import Array, SeriesResult
 from llmprobe.results.tables import MAX_ROWS
@@ -293,19 +294,24 @@ class AttentionResult(SeriesResult, kind="attention"):
 
     def _terms_table(self, width: int | None, **order: Any) -> Any:
         ends = {
-            "slope": [f"{slope:+.2f}" for slope in self.slope_total],
+            "slope": _signed(self.slope_total),
             "95 % CI": [
-                f"{low:+.2f} to {high:+.2f}"
+                minus(f"{low:+.2f} to {high:+.2f}")
                 for low, high in zip(self.slope_total_low, self.slope_total_high, strict=True)
             ],
-            "= disp.": [f"{slope:+.2f}" for slope in self.slope_dispersion],
-            "+ values": [f"{slope:+.2f}" for slope in self.slope_values],
-            "+ coh.": [f"{slope:+.2f}" for slope in self.slope_coherence],
+            "= disp.": _signed(self.slope_dispersion),
+            "+ values": _signed(self.slope_values),
+            "+ coh.": _signed(self.slope_coherence),
             "decides": self.decides(),
         }
         title = "standard deviation of a head's output over prompts, and the terms of its slope"
         values = np.sqrt(self.measured_variance)
-        return self._table(title, values, ends=ends, width=width, **order)
+        table = self._table(title, values, ends=ends, width=width, **order)
+        return _explained(
+            table,
+            "slope = dispersion + values + coherence; decides: the largest term, where the CI of "
+            "the slope does not include 0",
+        )
 
     def _rows_table(self, width: int | None, **order: Any) -> Any:
         columns = {
@@ -321,7 +327,9 @@ class AttentionResult(SeriesResult, kind="attention"):
             if np.isfinite(values).any()  # older folders lack some
         }
         title = "effective tokens 1/Σa², mean over prompts"
-        return self._table(title, self.effective, ends=ends, width=width, **order)
+        table = self._table(title, self.effective, ends=ends, width=width, **order)
+        words = "; ".join(_COLUMNS[name] for name in ends)
+        return _explained(table, f"at {self.lengths[-1]} tokens: {words}") if ends else table
 
     def _draw(self, kind: str, ax: Any) -> Any:
         from llmprobe.results.figures import attention as figures
@@ -338,3 +346,22 @@ class AttentionResult(SeriesResult, kind="attention"):
             return figures.draw_prediction(self.to_frame(), ax=ax)
         name = series_name(self.layer[0], self._heads()[0])
         return figures.draw_weights(self.first_kept(), self.lengths, title=name, ax=ax)
+
+
+_COLUMNS = {
+    "H / ln n": "H / ln n: entropy over that of uniform attention",
+    "no first": "no first: the same without the first token",
+    "spread": "spread: largest minus smallest logit",
+    "Λ": "Λ: above 1, rows are dispersed",
+    "first": "first: weight on the first token",
+}
+
+
+def _explained(table: Any, words: str) -> Any:
+    """The table with what its columns mean below it."""
+    table.caption = "\n".join([*filter(None, [table.caption]), words])
+    return table
+
+
+def _signed(values: Array) -> list[str]:
+    return [minus(f"{value:+.2f}") for value in values]

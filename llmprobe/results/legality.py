@@ -17,6 +17,7 @@ import numpy as np
 
 from llmprobe.base.intervals import Estimate, estimate, fit_decay, holm, paired_p, verdict
 from llmprobe.base.lengths import spread
+from llmprobe.base.signs import minus
 from llmprobe.results.base import check_shape, records
 from llmprobe.results.tables import count, heading, interval_cell, mean_cell, p_cell, titled
 from llmprobe.results.trained import (
@@ -27,6 +28,7 @@ from llmprobe.results.trained import (
     check_target,
     check_whole,
     explained,
+    in_points,
     spoken,
 )
 from llmprobe.results.views import Lines, View
@@ -235,7 +237,7 @@ class LegalityResult(VariantsResult, kind="legality"):
         found = [f"{first} {own.mean:.1f} %"]
         for variant, _, d in others[:2]:
             interval = "" if np.isnan(d.low) else f" [{d.low:+.1f}, {d.high:+.1f}]"
-            found.append(f"{variant} {d.mean:+.1f} points{interval}")
+            found.append(f"{variant} " + minus(f"{d.mean:+.1f} points{interval}"))
         more = f" and {n - 3} more" if n > 3 else ""
         return (
             f"{self.kind} {self.task}: {n} variant{'s' * (n > 1)}, "
@@ -289,7 +291,7 @@ class LegalityResult(VariantsResult, kind="legality"):
                 claim = f"“{variant} is better than {self.variants[0]}”"
                 found.append(f"{claim}: {spoken(words, 'for')}.")
         points, nats = (self.margins.get(metric, 0) for metric in ("illegal_top1", "kl"))
-        margin = f"{100 * points:g} points, or {nats:g} nats of KL," if points or nats else ""
+        margin = f"{in_points(100 * points)}, or {nats:g} nats of KL," if points or nats else ""
         return (
             f"Beyond training: {' '.join(found)} {explained(margin)} Trained for {self.settings}; "
             f"{len(self.seeds)} seeds."
@@ -301,26 +303,28 @@ class LegalityResult(VariantsResult, kind="legality"):
 
         table = titled(
             f"beyond training (more than {self.train_lengths[1]} {self.unit}): mean over "
-            f"{count(frame.n_lengths, 'length')}, then over seeds; paired differences to "
-            f"{self.variants[0]} with 95 % CI and p, not corrected for multiple tests"
+            f"{count(frame.n_lengths, 'length')}, then over {count(frame.n_seeds, 'seed')}; paired "
+            f"differences to {self.variants[0]} with 95 % CI and p, not corrected for multiple "
+            "tests"
         )
-        for name in ("metric", "variant"):
-            table.add_column(name, overflow="fold")
-        for name in ("mean", "difference", "95 % CI", "p", "seeds"):
+        table.add_column("metric and variant", overflow="fold")
+        for name in ("mean", "difference", "95 % CI", "p"):
             table.add_column(name, justify="right", no_wrap=True)
         table.add_column("verdict", no_wrap=True)
+        metric = None
         for row in frame.to_dict("records"):
             scale = 100 if row["metric"].startswith("illegal") else 1
+            if row["metric"] != metric:
+                metric = row["metric"]
+                table.add_row(METRICS[metric] + " (%)" * (scale > 1))
             ends = {"low": row["difference_low"], "high": row["difference_high"]}
             compared = not np.isnan(row["difference"])
             table.add_row(
-                METRICS[row["metric"]] + " (%)" * (scale > 1),
-                Text(row["variant"]),
+                Text(f"  {row['variant']}"),
                 f"{scale * row['mean']:.4g}",
-                f"{scale * row['difference']:+.3g}" if compared else "",
+                minus(f"{scale * row['difference']:+.3g}") if compared else "",
                 interval_cell(ends, "[{:+.3g}, {:+.3g}]", scale=scale) if compared else "",
                 p_cell(row["p"]) if compared else "",
-                f"{row['n_pairs'] if compared else row['n_seeds']}",
                 row["verdict"],
             )
         return table
@@ -374,12 +378,12 @@ class LegalityResult(VariantsResult, kind="legality"):
 def _gap_table(frame: "pd.DataFrame") -> Any:
     from rich.text import Text
 
-    table = titled("slope of log gap over log s; dispersion of a balanced displacement gives -1")
+    table = titled("slope of log gap over log s; dispersion of a balanced displacement gives −1")
     table.add_column("variant", overflow="fold")
     for name in ("slope", "95 % CI", "seeds"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in frame.to_dict("records"):
         interval = interval_cell(row, "{:+.3f} to {:+.3f}")
-        slope = f"{row['slope']:+.3f}"
+        slope = minus(f"{row['slope']:+.3f}")
         table.add_row(Text(row["variant"]), slope, interval, f"{row['n_seeds']}")
     return table

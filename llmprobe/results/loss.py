@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 from rich.markup import escape
 
+from llmprobe.base.signs import minus
 from llmprobe.results.base import Result, check_shape, command_line, missing_as_nan
 from llmprobe.results.series import Array, Integers
 from llmprobe.results.tables import span, titled
@@ -140,29 +141,42 @@ class LossResult(Result, kind="loss"):
         best = int(np.nanargmin(self.loss))
         text = (
             f"The loss is lowest up to {self.lengths[best]} tokens, "
-            f"{self._interval('loss', best)} nats per token; up to {self.lengths[-1]} it is "
-            f"{self._interval('loss', -1)}."
+            f"{self._interval('loss', best)} nats per token"
         )
+        last = f"; up to {self.lengths[-1]} it is {self._interval('loss', -1)}"
+        text += "." if best == len(self.lengths) - 1 else f"{last}."
         if self.same_targets is None or len(self.lengths) < 2:
             return text
         low, high = self.context_gain_low[-1], self.context_gain_high[-1]
         sure = "lowers" if low > 0 else "raises" if high < 0 else "does not clearly change"
-        by = f"{-self.context_gain[-1]:+.3f} nats (95 % CI {-high:+.3f} to {-low:+.3f})"
-        key = f"{self.key_share[-1]:.1%} of them are key tokens"
+        by = minus(f"{-self.context_gain[-1]:+.3f} nats (95 % CI {-high:+.3f} to {-low:+.3f})")
+        key = f"{self.key_share[-1]:.1%} of them are key tokens, which need that context"
         return (
             f"{text} Context of {self.lengths[-1]} instead of {self.lengths[0]} tokens {sure} the "
-            f"loss of the same tokens: {by}. {key}: over 2 nats lower with it, and below 2."
+            f"loss of the same tokens: {by}. {key}: "
+            "less than 2 nats with it, and over 2 nats more without."
         )
 
     def remarks(self) -> list[str]:
         return [self.reading()]
 
     def table(self, *, width: int | None = None) -> Any:
-        table = titled("loss between consecutive lengths, mean over prompts")
+        """By position, and below it by context: both at once would be wider than a terminal."""
+        from rich.console import Group
+
         names = {"loss": "nats per token", "bits_per_byte": "bits per byte"}
-        if self.same_targets is not None:
-            names["context_loss"] = f"last {self.same_targets} tokens"
-            names |= {"key_share": "key tokens", "key_loss": "nats per key token"}
+        by_position = self._rows("loss between consecutive lengths, mean over prompts", names)
+        if self.same_targets is None:
+            return by_position
+        names = {"context_loss": "nats", "key_share": "key", "key_loss": "key nats"}
+        title = f"loss of the same last {self.same_targets} tokens, by length of their context"
+        by_context = self._rows(title, names)
+        by_context.caption = "key: share of key tokens among them; key nats: loss of a key token"
+        return Group(by_position, "", by_context)
+
+    def _rows(self, title: str, names: Mapping[str, str]) -> Any:
+        """A row for each length, with some of the columns and their intervals."""
+        table = titled(title)
         table.add_column("up to", justify="right")
         for heading in names.values():
             table.add_column(heading, justify="right", no_wrap=True)
@@ -172,8 +186,8 @@ class LossResult(Result, kind="loss"):
             for name in names:
                 mean, low, high = (getattr(self, f"{name}{end}")[row] for end in _ENDS)
                 missing = np.isnan(mean)
-                cells += ["–" if missing else f"{mean:.3f}"]
-                cells += ["–" if np.isnan(low) else f"{low:.3f} to {high:.3f}"]
+                cells += ["–" if missing else minus(f"{mean:.3f}")]
+                cells += ["–" if np.isnan(low) else minus(f"{low:.3f} to {high:.3f}")]
             table.add_row(f"{length}", *cells)
         return table
 

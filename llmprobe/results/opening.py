@@ -26,6 +26,8 @@ from llmprobe.results.base import SCHEMA, Provenance, Result, checksums
 
 _PAUSES = (0.01, 0.05, 0.1, 0.2, 0.4)
 """Seconds to wait for a result that is being replaced."""
+_NAMED = 6
+"""Folders of results that an error names."""
 
 
 def known_kinds() -> dict[str, type[Result]]:
@@ -157,6 +159,10 @@ def _read_document(folder: Path) -> dict[str, Any]:
     if not path.is_file() and (folder / "configuration.json").is_file():
         raise ResultFormatError(f"{folder} is not finished; run its command again, then open it")
     if not path.is_file():
+        inside = sorted(path.parent.name for path in folder.glob("*/result.json"))
+        if inside:
+            few = ", ".join(inside[:_NAMED]) + ", ..." * (len(inside) > _NAMED)
+            raise ResultFormatError(f"{folder} has {len(inside)} results; open one of them: {few}")
         raise ResultFormatError(f"{folder} is no result: it has no result.json; check the path")
     if path.stat().st_size > MAX_JSON_BYTES:
         raise ResultFormatError(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llmprobe.base.intervals import independent_difference
+from llmprobe.base.signs import minus
 from llmprobe.results.tables import MANY, MAX_ROWS, titled
 
 if TYPE_CHECKING:
@@ -40,14 +41,14 @@ def pair_table(frame: "pd.DataFrame", *, rows: int = MAX_ROWS) -> Any:
     """The pairs to print; many are ranked by the size of the difference."""
     table = titled("slopes of the same layers and heads")
     heads = frame["head"].notna().any()
-    for name in ("layer", *(["head"] if heads else []), "slope 1", "slope 2", "2 - 1", "95 % CI"):
+    for name in ("layer", *(["head"] if heads else []), "slope 1", "slope 2", "2 − 1", "95 % CI"):
         table.add_column(name, justify="right", no_wrap=True)
     if len(frame) > MANY:
         frame = frame.sort_values("difference", key=lambda x: -np.abs(x), kind="stable")
     for row in frame.head(rows).to_dict("records"):
         first = [f"{row['layer']:.0f}", *([f"{row['head']:.0f}"] if heads else [])]
-        interval = f"{row['difference_low']:+.2f} to {row['difference_high']:+.2f}"
-        slopes = (f"{row[name]:+.2f}" for name in ("slope_1", "slope_2", "difference"))
+        interval = minus(f"{row['difference_low']:+.2f} to {row['difference_high']:+.2f}")
+        slopes = (minus(f"{row[name]:+.2f}") for name in ("slope_1", "slope_2", "difference"))
         table.add_row(*first, *slopes, interval)
     below, above = (frame.difference_high < 0).sum(), (frame.difference_low > 0).sum()
     told = [
@@ -96,6 +97,9 @@ def compare_table(results: Iterable[tuple[str, Any]]) -> Any:
             f"{result.n_prompts.min()}",
             f"{len(result.slope)}",
             "features" if result.tested == "features" else "total",
-            *(f"{f(known):+.2f}" if len(known) else "–" for f in (np.median, np.min, np.max)),
+            *(
+                minus(f"{f(known):+.2f}") if len(known) else "–"
+                for f in (np.median, np.min, np.max)
+            ),
         )
     return table

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.markup import escape
 
 from llmprobe.base.intervals import holm
+from llmprobe.base.signs import minus
 from llmprobe.results.base import Result, check_shape, command_line, records
 from llmprobe.results.tables import count, p_cell, titled
 from llmprobe.results.views import Lines, View
@@ -27,6 +29,7 @@ MEASURES = {
     "repeat": "share of right tokens in a repeated passage",
 }
 """What is measured: losses, of which less is better, and shares of right answers."""
+ENDS = ("", "_low", "_high")
 _SHARES = ("dictionary", "repeat")
 ARMS = ("remedy", "shuffled", "norm kept")
 
@@ -188,7 +191,7 @@ class RemedyResult(Result, kind="remedy"):
 
     def reading(self) -> str:
         """What the changes say, in words."""
-        sentences = []
+        sentences, unseen = [], []
         for name in self.names():
             verdict, best = self.verdict(name), self.best(name)
             dose = f"dose {self.doses[best]:g}"
@@ -202,23 +205,36 @@ class RemedyResult(Result, kind="remedy"):
             elif not np.isfinite(self.p[0, best, -1]):
                 words = f"{name} changes nothing up to {self.lengths[-1]} tokens"
             else:
-                words = (
-                    f"{name} makes no difference that can be seen: at {dose} {shown}; a change of "
-                    f"{self.detectable[0, best, -1]:.3f} nats would have been seen in four of five "
-                    "cases"
-                )
+                unseen.append(name)
+                continue
             if verdict in ("helps", "helps like its sham"):
                 words += f"; against its sham {self._versus(best)}"
             sentences.append(f"{words}.")
+        if unseen:
+            sentences.append(self._unseen(unseen))
         return f"At {self._span()} tokens: {' '.join(sentences)}"
+
+    def _unseen(self, names: list[str]) -> str:
+        """Of remedies without a clear change: how far off they are, and what would be seen."""
+        best = [self.best(name) for name in names]
+        if len(names) == 1:
+            what = f"{names[0]} makes no clear difference: at dose {self.doses[best[0]]:g}"
+            what += f" {self._change(best[0])}"
+        else:
+            changes = self.change[0, best, -1]
+            what = f"{', '.join(names[:-1])} and {names[-1]} make no clear difference: at their "
+            what += minus(f"best doses {changes.min():+.3f} to {changes.max():+.3f} nats")
+        found = self.detectable[0, best, -1]
+        seen = " to ".join(dict.fromkeys(f"{x:.3f}" for x in (found.min(), found.max())))
+        return f"{what}. A change of {seen} nats would have been seen in four of five cases."
 
     def _change(self, at: int) -> str:
         change, low, high = (x[0, at, -1] for x in (self.change, self.change_low, self.change_high))
-        return f"{change:+.3f} nats (95 % CI {low:+.3f} to {high:+.3f})"
+        return minus(f"{change:+.3f} nats (95 % CI {low:+.3f} to {high:+.3f})")
 
     def _versus(self, at: int) -> str:
         low, high = self.versus_sham_low[0, at, -1], self.versus_sham_high[0, at, -1]
-        return f"{self.versus_sham[0, at, -1]:+.3f} (95 % CI {low:+.3f} to {high:+.3f})"
+        return minus(f"{self.versus_sham[0, at, -1]:+.3f} (95 % CI {low:+.3f} to {high:+.3f})")
 
     def remarks(self) -> list[str]:
         return [self.reading()]
@@ -277,30 +293,40 @@ class RemedyResult(Result, kind="remedy"):
         return pd.DataFrame(columns | {name: getattr(self, name).ravel() for name in _SLOPES})
 
     def table(self, *, width: int | None = None) -> Any:
-        """A row for each remedy and dose: changes at the longest prompts."""
-        table = titled(f"change against the untreated model, {self._span()} tokens")
-        table.add_column("remedy")
-        for name in ("dose", "loss", "95 % CI", "p", "sham", "remedy − sham, 95 % CI"):
+        """A row for each remedy and dose at the longest prompts: the loss, then what else is known.
+
+        One table for all would be wider than a terminal.
+        """
+        from rich.console import Group
+
+        where = f"treated minus untreated, {self._span()} tokens"
+        table = titled(f"change of the loss (nats per token), {where}")
+        table.add_column("remedy", no_wrap=True)
+        for name in ("dose", "change", "95 % CI", "p", "− sham", "95 % CI"):
             table.add_column(name, justify="right", no_wrap=True)
-        for name in self.measures[1:]:
-            table.add_column(name.replace("_", " "), justify="right", no_wrap=True)
-        sure = self.significant
-        for name in self.names():
-            shams = self.treatments(name, "shuffled")
-            for at, sham in zip(self.treatments(name), shams, strict=True):
-                low, high = self.change_low[0, at, -1], self.change_high[0, at, -1]
-                table.add_row(
-                    name,
-                    f"{self.doses[at]:g}",
-                    f"{self.change[0, at, -1]:+.3f}",
-                    f"{low:+.3f} to {high:+.3f}",
-                    p_cell(self.p[0, at, -1], significant=bool(sure[0, at, -1])),
-                    f"{self.change[0, sham, -1]:+.3f}",
-                    self._versus(at),
-                    *(self._cell(row, at) for row in range(1, len(self.measures))),
-                )
-        table.caption = "* significant at 5 % after Holm's correction; p of a paired t test"
-        return table
+        others = titled(f"change of other measures, {where}")
+        others.add_column("remedy", no_wrap=True)
+        for name in ("dose", *(name.replace("_", " ") for name in self.measures[1:])):
+            others.add_column(name, justify="right", no_wrap=True)
+        treated = [(name, at) for name in self.names() for at in self.treatments(name)]
+        for name, at in treated:
+            first = (escape(name), f"{self.doses[at]:g}")
+            p = p_cell(self.p[0, at, -1], significant=bool(self.significant[0, at, -1]))
+            table.add_row(*first, *self._ends("change", at), p, *self._ends("versus_sham", at))
+            cells = (self._cell(row, at) for row in range(1, len(self.measures)))
+            others.add_row(*first, *cells)
+        table.caption = (
+            "− sham: minus the change by a sham, which does as much in the wrong places; p of a "
+            "paired t test; * significant at 5 % after Holm's correction"
+        )
+        return Group(table, "", others) if self.measures[1:] else table
+
+    def _ends(self, name: str, at: int) -> tuple[str, str]:
+        """A number of the loss at the longest prompts, and its interval."""
+        value, low, high = (getattr(self, f"{name}{end}")[0, at, -1] for end in ENDS)
+        if np.isnan(value):
+            return "–", "–"
+        return minus(f"{value:+.3f}"), minus(f"{low:+.3f} to {high:+.3f}")
 
     def _cell(self, row: int, at: int) -> str:
         change = self.change[row, at, -1]
@@ -308,7 +334,7 @@ class RemedyResult(Result, kind="remedy"):
             return "–"
         star = " *" if self.significant[row, at, -1] else ""
         form = "{:+.1%}" if self.measures[row] in _SHARES else "{:+.3f}"
-        return form.format(change) + star
+        return minus(form.format(change)) + star
 
     def to_document(self) -> dict[str, Any]:
         verdicts = {name: self.verdict(name) for name in self.names()}

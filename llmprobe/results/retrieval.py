@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from llmprobe.base.signs import minus
 from llmprobe.results.base import check_shape, command_line, records
 from llmprobe.results.series import Array, SeriesResult
 from llmprobe.results.tables import titled
@@ -159,10 +160,11 @@ class RetrievalResult(SeriesResult, kind="retrieval"):
         return [int(n) for n in np.argsort(-means, kind="stable")[:N_SHOWN]]
 
     def headline(self) -> str:
-        first, last = (f"{self.accuracy[at]:.0%} at {self.lengths[at]}" for at in (0, -1))
+        ends = sorted({0, len(self.lengths) - 1})
+        found = ", ".join(f"{self.accuracy[at]:.0%} at {self.lengths[at]}" for at in ends)
         return (
             f"retrieval of {self.provenance.model} ({self.provenance.prompts}): right answers "
-            f"{first}, {last} tokens, {self.n_prompts.min()} prompts"
+            f"{found} tokens, {self.n_prompts.min()} prompts"
         )
 
     def reading(self) -> str:
@@ -170,17 +172,16 @@ class RetrievalResult(SeriesResult, kind="retrieval"):
         above = self.accuracy_low > np.fmax(self.chance, np.nan_to_num(self.blind))
         at = [n for n, better in zip(self.lengths, above, strict=True) if better]
         if not at:
-            text = "Answers are not clearly better than blind ones at any length."
+            text = f"Answers are not clearly better than {self._guesses()} at any length."
         else:
             few = ", ".join(map(str, at))
-            text = f"Right answers are more frequent than blind ones at {few} tokens."
+            text = f"Answers are better than {self._guesses()} at {few} tokens (95 % CI)."
         best = self.leading()[0]
         weight = self.source[best]
         name = f"layer {self.layer[best]} head {self.head[best]}"
-        text += (
-            f" The head with most attention on the source is {name}: {weight[0]:.3f} at "
-            f"{self.lengths[0]} tokens, {weight[-1]:.3f} at {self.lengths[-1]}."
-        )
+        ends = sorted({0, len(self.lengths) - 1})
+        weights = ", ".join(f"{weight[at]:.3f} at {self.lengths[at]}" for at in ends)
+        text += f" The head with most attention on the source is {name}: {weights} tokens."
         right, worse = self.right_source_low > 0, self.loss_source_low > 0
         loss = self.loss_source_high < 0
         return (
@@ -190,6 +191,10 @@ class RetrievalResult(SeriesResult, kind="retrieval"):
             f"give about {0.025 * len(right):.0f} of each)."
         )
 
+    def _guesses(self) -> str:
+        """What answers are compared with."""
+        return "chance and the most frequent value" if np.isfinite(self.blind).any() else "chance"
+
     def remarks(self) -> list[str]:
         return [self.reading()]
 
@@ -197,7 +202,7 @@ class RetrievalResult(SeriesResult, kind="retrieval"):
         from rich.console import Group
 
         answers = titled("right answers by length")
-        headings = ["tokens", "pairs", "right", "95 % CI", "chance", "blind", "nats", "95 % CI"]
+        headings = ["tokens", "pairs", "right", "95 % CI", "chance", "frequent", "nats", "95 % CI"]
         for name in headings:
             answers.add_column(name, justify="right", no_wrap=True)
         for row in records(self.answers_frame()):
@@ -212,29 +217,38 @@ class RetrievalResult(SeriesResult, kind="retrieval"):
                 _cell(row["answer_loss"], "{:.3f}"),
                 "–" if low is None else f"{low:.3f} to {high:.3f}",
             )
-        heads = titled("heads with most attention on the source; ρ with being right, and with loss")
-        first, last = self.lengths[0], self.lengths[-1]
-        for name in ("layer", "head", f"at {first}", f"at {last}", "ρ source", "95 % CI"):
+        answers.caption = (
+            "chance: a random guess; frequent: the most frequent value; nats: loss of the answer"
+        )
+        return Group(answers, "", self._heads_table())
+
+    def _heads_table(self) -> Any:
+        """The heads with most attention on the source, and what that goes with."""
+        heads = titled("attention on the source: the heads with most, and rank correlations ρ")
+        ends = sorted({0, len(self.lengths) - 1})
+        names = ["layer", "head", *(f"at {self.lengths[at]}" for at in ends)]
+        for name in (*names, "ρ source", "95 % CI", "ρ norm", "ρ eff.", "ρ loss"):
             heads.add_column(name, justify="right", no_wrap=True)
-        heads.add_column("ρ norm", justify="right")
-        heads.add_column("ρ effective", justify="right")
-        heads.add_column("ρ source, loss", justify="right")
         for n in self.leading():
             rho, low, high = (getattr(self, f"right_source{end}")[n] for end in ENDS)
             heads.add_row(
                 f"{self.layer[n]}",
                 f"{self.head[n]}",
-                f"{self.source[n, 0]:.3f}",
-                f"{self.source[n, -1]:.3f}",
+                *(f"{self.source[n, at]:.3f}" for at in ends),
                 _cell(rho, "{:+.2f}"),
-                "–" if np.isnan(low) else f"{low:+.2f} to {high:+.2f}",
+                "–" if np.isnan(low) else minus(f"{low:+.2f} to {high:+.2f}"),
                 _cell(self.right_norm[n], "{:+.2f}"),
                 _cell(self.right_effective[n], "{:+.2f}"),
                 _cell(self.loss_source[n], "{:+.2f}"),
             )
+        heads.caption = (
+            "ρ of a right answer with the weight on the source, the norm of the head's output, and "
+            "its effective tokens; ρ loss: of the answer's loss with the weight on the source"
+        )
         if (more := len(self.layer) - N_SHOWN) > 0:
-            heads.caption = f"and {more} more heads in the saved result"
-        return Group(answers, "", heads)
+            what = "head" if more == 1 else "heads"
+            heads.caption = f"and {more} more {what} in the saved result\n{heads.caption}"
+        return heads
 
     def to_document(self) -> dict[str, Any]:
         return super().to_document() | {
@@ -257,4 +271,4 @@ class RetrievalResult(SeriesResult, kind="retrieval"):
 
 
 def _cell(value: float | None, form: str) -> str:
-    return "–" if value is None or np.isnan(value) else form.format(value)
+    return "–" if value is None or np.isnan(value) else minus(form.format(value))

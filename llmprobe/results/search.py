@@ -31,6 +31,7 @@ from llmprobe.base.intervals import (
     signed_rank_p,
     verdict,
 )
+from llmprobe.base.signs import minus
 from llmprobe.results.base import check_shape, records
 from llmprobe.results.tables import count, interval_cell, p_cell, titled
 from llmprobe.results.trained import (
@@ -308,16 +309,18 @@ class SearchResult(TrainedResult, kind="search"):
         from rich.console import Group
         from rich.text import Text
 
+        found = self.effect_frame()
         effects = titled(
-            f"KL {self.region}, with / without: geometric mean over settings, 95 % CI, share of "
-            "settings that improve, p of Wilcoxon's test (* significant after Holm's correction)"
+            f"KL {self.region}, with / without: geometric mean over "
+            f"{count(found.n_settings, 'setting')}, 95 % CI, share of settings that improve, p of "
+            "Wilcoxon's test (* significant after Holm's correction)"
         )
         for name in ("effect", "in"):
             effects.add_column(name)
-        for name in ("ratio", "95 % CI", "helps", "p", "settings"):
+        for name in ("ratio", "95 % CI", "helps", "p"):
             effects.add_column(name, justify="right", no_wrap=True)
         effects.add_column("verdict", no_wrap=True)
-        for row in self.effect_frame().to_dict("records"):
+        for row in found.to_dict("records"):
             effects.add_row(
                 escape(row["effect"]),
                 escape(row["where"]),
@@ -325,7 +328,6 @@ class SearchResult(TrainedResult, kind="search"):
                 interval_cell(row, "{:.3f} to {:.3f}"),
                 f"{row['helps']:.0%}",
                 p_cell(row["p"], significant=row["significant"]),
-                f"{row['n_settings']}",
                 row["verdict"],
             )
         about = Text(
@@ -345,7 +347,7 @@ class SearchResult(TrainedResult, kind="search"):
         for row in correlations.to_dict("records"):
             drawn = Text(self.ranges[row["parameter"]])
             interval = interval_cell(row, "{:+.2f} to {:+.2f}")
-            rho = "–" if np.isnan(row["rho"]) else f"{row['rho']:+.2f}"
+            rho = "–" if np.isnan(row["rho"]) else minus(f"{row['rho']:+.2f}")
             names = escape(row["parameter"]), drawn, escape(row["outcome"])
             ranks.add_row(*names, rho, interval, p_cell(row["p"]))
         return Group(effects, about, Text(), ranks)

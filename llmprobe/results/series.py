@@ -218,21 +218,22 @@ class SeriesResult(Result, kind=""):
             starts["type"] = self.layer_type
         cells = [[f"{value:.3g}" for value in row] for row in values]
         shown = fitting(self.lengths, width, cells=cells, others=starts | dict(ends))
-        table = titled(title)
+        table = titled(f"{title}, by length in tokens" if shown else title)
         for name in starts:
             justify: Any = "left" if name == "type" else "right"
             table.add_column(name, justify=justify, no_wrap=True)
         for name in (*map(str, shown), *ends):
-            table.add_column(name, justify="right", no_wrap=True)
+            words = name in ("label", "decides")
+            table.add_column(name, justify="left" if words else "right", no_wrap=True)
         places = [self.lengths.index(length) for length in shown]
         for row in self.order(sort)[:rows]:
             first = (f"{column[row]}" for column in starts.values())
             last = (column[row] for column in ends.values())
             table.add_row(*first, *(cells[row][place] for place in places), *last)
         n_shown = len(self.layer) if rows is None else rows
-        hidden = {"rows": len(self.layer) - n_shown, "lengths": len(self.lengths) - len(shown)}
-        if more := [f"{n} more {what}" for what, n in hidden.items() if n > 0]:
-            more = more if shown else [text.replace("more lengths", "lengths") for text in more]
-            how = " (--rows all)" if hidden["rows"] > 0 else ""
+        hidden = {"row": len(self.layer) - n_shown, "length": len(self.lengths) - len(shown)}
+        if more := [f"{n} more {what}{'s' * (n > 1)}" for what, n in hidden.items() if n > 0]:
+            more = more if shown else [text.replace("more length", "length") for text in more]
+            how = " (--rows all)" if hidden["row"] > 0 else ""
             table.caption = f"and {' and '.join(more)} in the saved result{how}"
         return table

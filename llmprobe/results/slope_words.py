@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from llmprobe.base.intervals import holm
+from llmprobe.base.signs import minus
 from llmprobe.base.trends import ENDS, MARGIN
 
 LABELS = {
@@ -21,6 +22,10 @@ where tokens have become alike, they are flat."""
 
 def read_slopes(result: Any) -> str:
     """What the slopes of a variance result say."""
+    return minus(_read(result))
+
+
+def _read(result: Any) -> str:
     slope, low, high = (getattr(result, f"slope_{result.tested}{e}") for e in ENDS)
     span = f"from {min(result.lengths)} to {max(result.lengths)} tokens"
     if not np.isfinite(slope).any():
@@ -34,7 +39,8 @@ def read_slopes(result: Any) -> str:
     }[result.tested]
     if len(slope) == 1:
         found = (
-            f"The {what} changes as N^{slope[0]:.2f} (95 % CI {low[0]:.2f} to {high[0]:.2f}) {span}"
+            f"The {what} changes as N^{slope[0]:.2f} (95 % CI {low[0]:+.2f} to {high[0]:+.2f}) "
+            f"{span}"
         )
         expected = f"uniform attention would give N^{result.slope_uniform[0]:.2f}"
         known = np.isfinite(result.slope_uniform[0])
@@ -46,30 +52,33 @@ def read_slopes(result: Any) -> str:
         falls = int((high < 0).sum())
         return f"{falls} of {len(slope)} {series} lose variance {span} (95 % CI below 0). {ends}"
     more = _bends(result) + _against_null(result)
-    return f"The {what} {span}: {_counts(result, series)}. {ends}{more}"
+    tests = f"tests at 5 % with Holm's correction over {series}"
+    return (
+        f"Of {len(slope)} {series}, {_counts(result)} {span}, by the {what} ({tests}). {ends}{more}"
+    )
 
 
-def _counts(result: Any, series: str) -> str:
+def _counts(result: Any) -> str:
     labels, uniform = result.labels(), result.slope_uniform[np.isfinite(result.slope_uniform)]
     texts = {name: text.format(margin=MARGIN) for name, text in LABELS.items()}
     if len(uniform):
         texts["dispersing"] += f", {np.median(uniform):+.2f}"
     counts = [
-        f"{n} {name} ({text})" for name, text in texts.items() if (n := (labels == name).sum())
+        f"{n} {'is' if n == 1 else 'are'} {name} ({text})"
+        for name, text in texts.items()
+        if (n := (labels == name).sum())
     ]
-    return f"of {len(labels)} {series}, {', '.join(counts)}; 5 %, Holm over {series}"
+    return " and ".join([", ".join(counts[:-1]), counts[-1]] if counts[1:] else counts)
 
 
 def _bends(result: Any) -> str:
     bent = holm(result.p_curvature)
     slows = int((bent & (result.curvature > 0)).sum())
     grows = int((bent & (result.curvature < 0)).sum())
-    if not slows + grows:
+    ways = [f"{way} with length in {n}" for way, n in (("rises", slows), ("falls", grows)) if n]
+    if not ways:
         return ""
-    return (
-        f" One line does not fit {slows + grows} of them: the slope rises with length in "
-        f"{slows} and falls in {grows}."
-    )
+    return f" A straight line does not fit {slows + grows}: the slope {' and '.join(ways)}."
 
 
 def _against_null(result: Any) -> str:
@@ -88,4 +97,4 @@ def _against_null(result: Any) -> str:
         return f" It {so} {null} (5 %)."
     others = "; the others show" if differs else ": they show"
     rest = f"{others} nothing learned" if differs < n else ""
-    return f" {differs or 'None'} of {n} differ from {null} (5 %, Holm){rest}."
+    return f" {differs or 'None'} of {n} differ from {null} (5 %, Holm's correction){rest}."

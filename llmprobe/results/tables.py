@@ -4,29 +4,39 @@ Each kind builds its own table (`Result.table`) from these, so that an interval,
 count looks the same in all of them.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import copy
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from llmprobe.base.lengths import spread
+from llmprobe.base.signs import minus
 
 MAX_ROWS = 20
 MANY = 10
 """More series than this are ranked, in tables and figures."""
 
 
+class _Titled(Table):
+    """A table whose title and caption wrap at the width of the screen, not of its columns."""
+
+    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+        bare = copy.copy(self)
+        bare.title = bare.caption = None
+        if self.title:
+            yield Text.from_markup(str(self.title), style="table.title")
+        yield from super(_Titled, bare).__rich_console__(console, options)
+        if self.caption:
+            yield Text.from_markup(str(self.caption), style="table.caption")
+
+
 def titled(title: str | None = None) -> Table:
     """An empty table in the style of all of ours; its title is never read as markup."""
-    return Table(
-        title=None if title is None else escape(title),
-        title_justify="left",
-        caption_justify="left",
-        box=None,
-        pad_edge=False,
-    )
+    return _Titled(title=None if title is None else escape(title), box=None, pad_edge=False)
 
 
 def fitting(
@@ -63,7 +73,7 @@ def mean_cell(mean: float, sd: float) -> str:
 def interval_cell(row: Mapping[Any, Any], form: str, *, scale: float = 1) -> str:
     """`low` and `high` of a frame's row, in the given form."""
     low, high = scale * row["low"], scale * row["high"]
-    return "–" if np.isnan(low) else form.format(low, high)
+    return "–" if np.isnan(low) else minus(form.format(low, high))
 
 
 def p_cell(p: float, *, significant: bool = False) -> str:

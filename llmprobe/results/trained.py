@@ -173,6 +173,11 @@ def spoken(verdicts: Iterable[tuple[str, str]], link: str) -> str:
     )
 
 
+def in_points(margin: float) -> str:
+    """Such as `1 point` or `0.5 points`."""
+    return f"{margin:g} point{'s' * (margin != 1)}"
+
+
 def explained(margin: str) -> str:
     """What the verdicts of a reading mean; `margin` is in words, empty where none was set."""
     if not margin:

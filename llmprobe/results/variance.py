@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmprobe.base.intervals import holm
+from llmprobe.base.signs import minus
 from llmprobe.base.trends import ENDS, MARGIN, SLOPES, TESTS
 from llmprobe.results.base import check_shape, missing_as_nan
 from llmprobe.results.series import Array, Integers, SeriesResult
@@ -117,7 +118,7 @@ class VarianceResult(SeriesResult, kind="variance"):
     feature_values: NDArray[np.float32]
     """Their values for some prompts: (kept series, lengths, features, prompts)."""
     accuracy_chance: tuple[float, ...] = ()
-    """The accuracy of copying any value of the list, next to `accuracy`."""
+    """The accuracy of a random value of the prompt, next to `accuracy`."""
     total_variance: Array = missing_as_nan("layer_type", "lengths")
     """Variance over prompts, summed over features; (series, lengths), like the next."""
     total_variance_low: Array = missing_as_nan("layer_type", "lengths")
@@ -271,7 +272,7 @@ class VarianceResult(SeriesResult, kind="variance"):
     def headline(self) -> str:
         slopes = self.slope[np.isfinite(self.slope)]
         return super().headline() + (
-            f", median slope {np.median(slopes):+.2f}" if len(slopes) else ""
+            minus(f", median slope {np.median(slopes):+.2f}") if len(slopes) else ""
         )
 
     def reading(self) -> str:
@@ -301,8 +302,8 @@ class VarianceResult(SeriesResult, kind="variance"):
         shares = (f"{n}: {a:.0%}" for n, a in zip(self.lengths, self.accuracy, strict=False))
         answers = f"accuracy on the first token of the answer, by length: {', '.join(shares)}"
         if self.accuracy_chance:
-            blind = ", ".join(f"{share:.0%}" for share in self.accuracy_chance)
-            answers += f"; a blind copy of what could be the answer has {blind}"
+            random = ", ".join(f"{share:.0%}" for share in self.accuracy_chance)
+            answers += f"; a random value of the prompt would be right in {random}"
         queries = self.query_text()
         return [
             *([answers] if self.accuracy else []),

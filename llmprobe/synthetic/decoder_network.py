@@ -29,9 +29,9 @@ from llmprobe.synthetic.layers import (
 from llmprobe.synthetic.variants import AVERAGES, BASELINE, Part, parse_variant
 
 DECODER_PARTS = {
-    "mlp": Part("mlp", "an MLP of four times the width behind each attention"),
+    "mlp": Part("mlp", "an MLP of four times the width after each attention"),
     "prenorm": Part("norm", "LayerNorm before each attention and MLP, and before the logits"),
-    "postnorm": Part("norm", "LayerNorm behind each attention and MLP, on the residual stream"),
+    "postnorm": Part("norm", "LayerNorm after each attention and MLP, on the residual stream"),
     "learned": Part("positions", "a learned vector for each position"),
     "rotary": Part("positions", "keys and queries turned by their positions"),
     "dropout": Part(

@@ -95,7 +95,7 @@ def _run_piece(
 
     def after_block(step: int, loss: Any, right: Any) -> None:
         note = f"loss {loss.mean():.3f}, right {right.mean():.1%}"
-        report(f"train {piece.name}", step, piece.training.steps, note)
+        report(f"train {_words(piece.name)}", step, piece.training.steps, note)
 
     checkpoint = None if space is None else space.checkpoint(piece.name)
     try:
@@ -112,6 +112,11 @@ def _run_piece(
             "or train_lengths"
         ) from error
     return {"losses": trained.losses.numpy(), "diverged": trained.diverged.numpy(), **measured}
+
+
+def _words(name: str) -> str:
+    """A piece as a bar names it: the variant, a space, and the first and the last seed."""
+    return " ".join(name.rsplit(".", 1))
 
 
 def _done(piece: Piece, state: Numbers) -> Done:
@@ -137,7 +142,7 @@ def _measured(
         def advance(n: int, note: str) -> None:
             nonlocal done
             done += n
-            report(f"measure {variant}.{piece.name}", done, total, note)
+            report(f"measure {variant} {_words(piece.name).rpartition(' ')[2]}", done, total, note)
 
         return plan.measure(network, advance)
 

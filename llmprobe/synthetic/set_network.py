@@ -54,11 +54,11 @@ def _layer_norm(seeds: int, size: int) -> SeedNorm:
 
 
 PARTS = {
-    "layernorm": Part("norm", "LayerNorm on the attention output, behind W_O", _layer_norm),
+    "layernorm": Part("norm", "LayerNorm on the attention output, after W_O", _layer_norm),
     "standardize": Part("norm", "layernorm with fixed gain and no bias", SeedNorm),
     "rmsnorm": Part(
         "norm",
-        "RMSNorm on the attention output, behind W_O",
+        "RMSNorm on the attention output, after W_O",
         lambda seeds, size: SeedNorm(seeds, size, gain=True, center=False),
     ),
     "headnorm": Part(
@@ -67,7 +67,7 @@ PARTS = {
     "headnorm-gain": Part("heads", "headnorm with learned gain and bias", _layer_norm),
     "concatnorm": Part("joined", "LayerNorm on all heads joined, before W_O", _layer_norm),
     "concatnorm-fixed": Part("joined", "concatnorm with fixed gain and no bias", SeedNorm),
-    "postnorm": Part("sum", "LayerNorm behind the residual sum; needs residual", _layer_norm),
+    "postnorm": Part("sum", "LayerNorm after the residual sum; needs residual", _layer_norm),
     "postnorm-fixed": Part("sum", "postnorm with fixed gain and no bias", SeedNorm),
     "residual": Part("residual", "the query's vector added to the attention output"),
     "outproj": Part("projection", "W_O for a network of one head; several heads have it"),

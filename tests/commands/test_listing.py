@@ -18,6 +18,12 @@ EXPECTED = {
 }
 
 
+def test_without_a_name_the_lists_are_listed(call):
+    code, out, _ = call("ls")
+    assert code == 0
+    assert {line.split()[0] for line in out.splitlines()} == {*EXPECTED, "remedies"}
+
+
 @pytest.mark.parametrize("what", EXPECTED)
 def test_every_name_has_a_line_that_says_what_it_is(call, what):
     code, out, err = call("ls", what)

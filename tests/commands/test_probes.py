@@ -31,7 +31,7 @@ def test_variance_prints_a_table_and_writes_the_result(call, tmp_path):
     assert code == 0
     assert "one pass for all lengths" in err
     assert "95 % CI" in out
-    assert "of 6 heads, " in out
+    assert "Of 6 heads, " in out
     names = sorted(path.name for path in target.iterdir())
     figures = ["variance.pdf", "variance.png"]
     assert names == ["arrays.npz", "evidence.safetensors", "result.json", *figures]
@@ -119,7 +119,7 @@ def test_retrieval_prints_answers_and_heads(call, tmp_path):
     code, out, _ = call("retrieval", *options, "--output", tmp_path / "run")
     assert code == 0
     assert "right answers by length" in out
-    assert "heads with most attention on the source" in out
+    assert "attention on the source: the heads with most" in out
     assert (tmp_path / "run" / "retrieval.png").is_file()
     document = json.loads(call("retrieval", *options, "--output", tmp_path / "run", "--json")[1])
     assert [row["length"] for row in document["answers"]] == [40, 64]

@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 
 import pytest
+from transformers.utils import logging
 
 from llmprobe.base.processes import Process
 from llmprobe.commands import running
@@ -38,3 +39,19 @@ def test_a_process_that_waits_for_others_says_for_whom(monkeypatch, capsys):
     monkeypatch.setattr(running, "_PATIENCE", 60)
     running.join_processes()
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+def test_quiet_hides_the_bars_of_loading_and_shows_them_again(call, monkeypatch, tmp_path, quiet):
+    seen = []
+
+    def start(*_, **__):
+        seen.append(logging.is_progress_bar_enabled())
+        raise ValueError("enough")
+
+    monkeypatch.setattr("llmprobe.probes.probe.start", start)
+    words = ["variance", "builtin", "--output", tmp_path / "run", *(["--quiet"] if quiet else [])]
+    code, _, err = call(*words)
+    assert (code, "enough" in err) == (1, True)
+    assert seen == [not quiet]
+    assert logging.is_progress_bar_enabled()

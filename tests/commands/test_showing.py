@@ -2,10 +2,14 @@
 
 import json
 import os
+import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from checkout import shown_text
 from legal_samples import make_legality_result
+from matplotlib.text import Text
 from samples import (
     make_ablation_result,
     make_attention_result,
@@ -18,7 +22,8 @@ from samples import (
 from search_samples import make_search_result
 
 from llmprobe.commands.saved import compare
-from llmprobe.commands.showing import draw_figures, show_result, wrapped
+from llmprobe.commands.showing import draw_figures, in_options, show_result, wrapped
+from llmprobe.results.notes import joined_notes
 from llmprobe.results.opening import known_kinds
 
 MAKERS = {
@@ -41,10 +46,29 @@ def test_a_result_is_shown_with_what_it_says_its_notes_and_its_files(kind, tmp_p
     show_result(result, folder, as_json=False)
     out = capsys.readouterr().out
     assert out.startswith(result.headline())
-    for line in (*result.remarks(), *(f"note: {note}" for note in result.warnings)):
-        assert f"\n{line}\n" in out
+    for line in (*result.remarks(), *(f"note: {note}" for note in joined_notes(result.warnings))):
+        assert f"\n{in_options(line)}\n" in out
     files = f"result.json, arrays.npz, {kind}.png, {kind}.pdf"
     assert out.endswith(f"saved: {folder} ({files})\n")
+
+
+@pytest.mark.parametrize("kind", known_kinds())
+def test_numbers_have_one_minus_sign_in_words_tables_and_figures(kind):
+    result = MAKERS[kind]()
+    said = [result.headline(), *result.remarks(), shown_text(result.table())]
+    for name in result.plots:
+        figure = np.atleast_1d(result.plot(name)).ravel()[0].get_figure(root=True)
+        said += [text.get_text() for text in figure.findobj(Text)]
+    hyphens = [text for text in said if re.search(r"(?<![\w.-])-\.?\d", text)]
+    assert not hyphens
+
+
+@pytest.mark.parametrize("kind", known_kinds())
+def test_a_terminal_of_80_columns_breaks_no_word_of_a_table(kind):
+    table = MAKERS[kind]().table(width=80)
+    narrow, wide = (shown_text(table, width=width) for width in (80, 400))
+    assert "…" not in narrow
+    assert sorted(narrow.split()) == sorted(wide.split())
 
 
 def test_a_document_is_all_that_is_printed_and_figures_are_drawn(tmp_path, capsys):
@@ -122,6 +146,21 @@ def test_names_in_a_comparison_are_text(tmp_path, capsys):
     assert not [c for c in out if not c.isprintable() and c != "\n"]
     assert "[red]a[/red]" in out
     assert r"\frac{1}{2}" in (tmp_path / "x.svg").read_text()
+
+
+def test_words_for_python_become_options():
+    said = 'note: 3 of 6; raise n_prompts, or compare it by null="untrained"; raise my_model'
+    assert in_options(said) == (
+        "note: 3 of 6; raise --n-prompts, or compare it by --null untrained; raise my_model"
+    )
+    assert in_options("n_prompts: got 0, accepted: 1") == "--n-prompts: got 0, accepted: 1"
+
+
+def test_a_quoted_token_and_a_percentage_are_one_word():
+    lines = wrapped("12 query tokens: ' over', 'a' (95 % CI)", 24).splitlines()
+    assert lines == ["12 query tokens:", "  ' over', 'a' (95 % CI)"]
+    lines = wrapped("name  one two three four", 14, indent=6).splitlines()
+    assert lines == ["name  one two", "      three", "      four"]
 
 
 def test_lines_are_wrapped_between_words():

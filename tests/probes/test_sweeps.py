@@ -219,7 +219,8 @@ def test_a_plan_counts_tokens_and_grows_with_what_is_asked():
     assert by_length == [(4,), (8,), (24,), (100,)]
     assert plan(layers[:1]).flops < plan().flops < plan(n_prompts=16).flops
     assert plan(batch_tokens=100).memory < plan(batch_tokens=400).memory
-    assert "one pass for all lengths" in plan().describe()
+    assert "8 prompts, 4 lengths, one pass for all lengths" in plan().describe()
+    assert "8 prompts, 1 length, " in plan(lengths=(4,)).describe()
     # Layer 0 alone: four projections of its attention, each token meets them once.
     weights = sum(p.numel() for p in model.model.layers[0].self_attn.parameters())
     assert plan(layers[:1]).flops == 2 * weights * 8 * 100

@@ -25,7 +25,7 @@ def test_the_frame_has_a_row_for_each_class_and_length():
 def test_the_reading_names_clear_changes_first():
     text = make_ablation_result().reading()
     assert "dispersing (2 heads) +0.200 [+0.195, +0.205]; +0.190 [+0.180, +0.200]" in text
-    assert "flat (1 head) -0.001" in text
+    assert "flat (1 head) −0.001" in text
     assert text.count("no clear change") == 1
     assert "random 1" not in text
 

@@ -295,6 +295,6 @@ def test_verdicts_are_by_interval_test_and_margin():
     assert "No margin was set before the run, so nothing is equivalent." in before.reading()
     assert result.reading().startswith(
         "“layernorm is better than baseline”: confirmed at 16, reversed at 64, equivalent at 256, "
-        "1024 and 16384, undecided at 4096 items. Equivalent: the 95 % CI lies within 1 points of "
+        "1024 and 16384, undecided at 4096 items. Equivalent: the 95 % CI lies within 1 point of 0"
     )
     assert result.remarks() == [result.reading()]

@@ -41,10 +41,12 @@ def test_the_table_has_the_numbers_of_the_longest_prompts():
     columns = (result.entropy_share, result.entropy_share_rest, result.spread)
     numbers = [*(x[1, -1] for x in columns), np.exp(result.log_lambda[1, -1]), result.first[1, -1]]
     assert head[5:] == [f"{x:.2f}" for x in numbers]
-    header, first, second, *_ = shown[7:]
-    assert header.endswith("= disp.  + values  + coh.     decides")
-    assert first.split()[-4:] == ["-0.48", "+0.00", "+0.01", "dispersion"]
-    assert second.split()[-4:] == ["-0.13", "+0.20", "+0.06", "values"]
+    assert shown[6].startswith("at 256 tokens: H / ln n: entropy over that of uniform attention;")
+    header, first, second, *_ = shown[8:]
+    assert header.rstrip().endswith("= disp.  + values  + coh.  decides")
+    assert first.split()[-4:] == ["−0.48", "+0.00", "+0.01", "dispersion"]
+    assert second.split()[-4:] == ["−0.13", "+0.20", "+0.06", "values"]
+    assert shown[-1].startswith("slope = dispersion + values + coherence; decides: ")
 
 
 def test_columns_that_an_older_folder_lacks_are_nan_and_not_shown():

@@ -12,6 +12,7 @@ from scipy import stats
 
 from llmprobe import ResultFormatError, load_result
 from llmprobe.base.intervals import holm
+from llmprobe.base.signs import minus
 from llmprobe.results.legality import METRICS, LegalityResult
 from llmprobe.results.trained import TARGETS
 
@@ -232,7 +233,7 @@ def test_nothing_is_beyond_where_training_saw_all_lengths():
     assert f"at 31: baseline {100 * result.illegal_mass[0, :, -1].mean():.1f} %" in (
         result.headline()
     )
-    assert f"layernorm {100 * row.difference:+.1f} points [" in result.headline()
+    assert minus(f"layernorm {100 * row.difference:+.1f} points [") in result.headline()
 
 
 @pytest.mark.parametrize("slope", [-1.0, -0.5, 0.25])
@@ -306,8 +307,10 @@ def test_the_headline_is_one_line_with_what_is_beyond_training():
     assert line == (
         "legality set-complement: 2 variants, 1..31 tokens (trained to 8), 8 seeds, 2000 steps; "
         f"illegal mass beyond training: baseline {100 * first.mean:.1f} %, layernorm "
-        f"{100 * second.difference:+.1f} points [{100 * second.difference_low:+.1f}, "
-        f"{100 * second.difference_high:+.1f}]"
+        + minus(
+            f"{100 * second.difference:+.1f} points [{100 * second.difference_low:+.1f}, "
+            f"{100 * second.difference_high:+.1f}]"
+        )
     )
     assert line in repr(result)
     assert make_legality_result(9).headline().endswith("and 6 more")
@@ -339,13 +342,13 @@ def test_a_decoder_has_a_row_a_length_and_its_means_beyond_training():
     for found in beyond[beyond.variant == result.variants[1]].to_dict("records"):
         share = 100 if found["metric"].startswith("illegal") else 1
         low, high = share * found["difference_low"], share * found["difference_high"]
-        assert f"{share * found['difference']:+.3g}" in shown
-        assert f"[{low:+.3g}, {high:+.3g}]" in shown
+        assert minus(f"{share * found['difference']:+.3g}") in shown
+        assert minus(f"[{low:+.3g}, {high:+.3g}]") in shown
     spoiled = result.illegal_mass.copy()
     spoiled[:, 2] = np.nan
     fewer = text(dataclasses.replace(result, illegal_mass=spoiled).table())
     assert "mean ± standard deviation over 7 seeds" in fewer
-    assert f"{result.gap_frame().slope[0]:+.3f}" in shown
+    assert minus(f"{result.gap_frame().slope[0]:+.3f}") in shown
     assert "mean ± standard deviation over 8 seeds" in shown
 
 

@@ -31,8 +31,9 @@ def test_the_frame_has_a_row_for_each_length():
 def test_the_table_shows_what_was_measured():
     shown = text(make_loss_result().table()).splitlines()
     assert shown[2].split()[:5] == ["16", "3.250", "3.150", "to", "3.450"]
-    assert "key tokens" in shown[1]
-    assert "key tokens" not in text(make_loss_result(same_targets=None).table())
+    assert "loss of the same last 8 tokens, by length of their context" in shown
+    assert "share of key tokens" in shown[-1]
+    assert "key" not in text(make_loss_result(same_targets=None).table())
 
 
 def test_the_words_say_where_the_loss_is_lowest_and_what_context_buys():
@@ -41,7 +42,7 @@ def test_the_words_say_where_the_loss_is_lowest_and_what_context_buys():
     assert "does not clearly change" in result.reading()
     more = {"context_gain": 0.5, "context_gain_low": 0.4, "context_gain_high": 0.6}
     better = dataclasses.replace(result, **{name: np.full(3, x) for name, x in more.items()})
-    assert "lowers the loss of the same tokens: -0.500 nats (95 % CI -0.600 to -0.400)" in (
+    assert "lowers the loss of the same tokens: −0.500 nats (95 % CI −0.600 to −0.400)" in (
         better.reading()
     )
     assert "2.0% of them are key tokens" in better.reading()

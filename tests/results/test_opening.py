@@ -126,7 +126,7 @@ def test_every_kind_opens_and_draws_without_torch(run_python):
     [
         (
             "variance",
-            "variance of toy: 4 heads, lengths 16..256, 64 prompts, median slope -0.50",
+            "variance of toy: 4 heads, lengths 16..256, 64 prompts, median slope −0.50",
             {"std_median": 0.283494051038268, "vector_drift": 0.4858353588317891},
         ),
         (
@@ -296,3 +296,10 @@ def test_a_configuration_that_cannot_be_read_is_one_line(tmp_path):
         (tmp_path / "configuration.json").write_text(words)
         with pytest.raises(llmprobe.ResultFormatError, match="cannot be read"):
             unfinished(tmp_path)
+
+
+def test_a_folder_of_results_names_them(tmp_path):
+    for name in ("b", "a"):
+        make_variance_result().save(tmp_path / "all" / name)
+    with pytest.raises(ResultFormatError, match="has 2 results; open one of them: a, b"):
+        load_result(tmp_path / "all")

@@ -32,7 +32,7 @@ def test_many_pairs_are_ranked_by_the_size_of_the_difference():
     second = other(first, np.linspace(-0.9, 0.2, 30))
     pairs = pair_frame(first.decay_frame(), second.decay_frame())
     lines = text(pair_table(pairs)).splitlines()
-    assert lines[2].split()[:5] == ["1", "14", "-0.50", "+0.20", "+0.70"]
+    assert lines[2].split()[:5] == ["1", "14", "−0.50", "+0.20", "+0.70"]
     told = " ".join(" ".join(lines[-4:]).split())
     assert "and 10 more pairs" in told
     below, above = (pairs.difference_high < 0).sum(), (pairs.difference_low > 0).sum()
@@ -43,7 +43,7 @@ def test_whole_layers_are_paired_too():
     first = make_variance_result(n_heads=1)
     first = dataclasses.replace(first, head=np.array([-1, -1]), at="output")
     table, _ = VarianceResult.compare({"a": first, "b": other(first, np.array([-0.1, -0.2]))})
-    assert "slope 1  slope 2  2 - 1" in text(table)
+    assert "slope 1  slope 2  2 − 1" in text(table)
     assert "head " not in text(table)
     document = VarianceResult.compare_document({"a": first, "b": first})
     assert [row["head"] for row in document["pairs"]] == [None, None]

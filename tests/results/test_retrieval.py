@@ -43,12 +43,13 @@ def test_the_table_has_accuracy_and_the_leading_heads():
 def test_the_words_name_the_lengths_above_chance_and_the_leading_head():
     result = make_retrieval_result()
     said = result.reading()
-    assert "more frequent than blind ones at 64, 128, 256 tokens" in said
-    assert "layer 1 head 5: 0.600 at 64 tokens, 0.200 at 256" in said
+    assert "better than chance and the most frequent value at 64, 128, 256 tokens" in said
+    assert "layer 1 head 5: 0.600 at 64, 0.200 at 256 tokens" in said
     assert f"right answers in {(result.right_source_low > 0).sum()} of 12 heads" in said
     nothing = np.zeros(3)
     bad = dataclasses.replace(result, accuracy=nothing, accuracy_low=nothing)
-    assert "not clearly better than blind ones at any length" in bad.reading()
+    words = "not clearly better than chance and the most frequent value at any length"
+    assert words in bad.reading()
 
 
 @pytest.mark.parametrize(
@@ -63,3 +64,11 @@ def test_the_words_name_the_lengths_above_chance_and_the_leading_head():
 def test_what_does_not_fit_is_refused(field, value):
     with pytest.raises(ValueError, match=field):
         dataclasses.replace(make_retrieval_result(), **{field: value})
+
+
+def test_a_single_length_is_named_once():
+    result = make_retrieval_result((64,))
+    assert result.headline().count(" at 64") == 1
+    assert result.reading().count(" at 64") <= 2  # right answers, and the leading head's weight
+    shown = text(result.table()).split("attention on the source")[1]
+    assert shown.count("at 64") == 1

@@ -13,6 +13,7 @@ from search_samples import LENGTHS, RANGES, make_search_result
 
 from llmprobe import ResultFormatError, load_result
 from llmprobe.base.intervals import holm
+from llmprobe.base.signs import minus
 from llmprobe.results.search import OUTCOMES, SearchResult
 
 METRICS = SearchResult.by_length
@@ -385,7 +386,7 @@ def test_a_search_shows_effects_correlations_and_its_reading():
         assert f"{row['effect_size']:.3f} {row['low']:.3f} to {row['high']:.3f}" in shown
         assert f"{row['helps']:.0%}" in shown
     for row in result.correlation_frame().to_dict("records"):
-        assert f"{row['rho']:+.2f} {row['low']:+.2f} to {row['high']:+.2f}" in shown
+        assert minus(f"{row['rho']:+.2f} {row['low']:+.2f} to {row['high']:+.2f}") in shown
         assert result.ranges[row["parameter"]] in shown
     assert result.remarks() == [result.reading()]
 

@@ -22,14 +22,14 @@ def with_null(result, p):
 def test_the_reading_says_what_the_slopes_say():
     many = make_variance_result()
     single = many.select(layer=0, head=0)
-    assert "changes as N^-0.50 (95 % CI -0.60 to -0.40)" in single.reading()
-    assert ": dispersing; uniform attention would give N^-0.50." in single.reading()
+    assert "changes as N^−0.50 (95 % CI −0.60 to −0.40)" in single.reading()
+    assert ": dispersing; uniform attention would give N^−0.50." in single.reading()
     assert single.reading().endswith('compare with null="untrained".')
     found = many.reading()
-    assert "of 6 heads, 6 dispersing (slope within 0.1 of uniform attention, -0.50);" in found
-    assert "5 %, Holm over heads. Slopes range from -0.50 to -0.50." in found
+    assert "Of 6 heads, 6 are dispersing (slope within 0.1 of uniform attention, −0.50)" in found
+    assert "Holm's correction over heads). Slopes range from −0.50 to −0.50." in found
     bent = changed(many, curvature=0.1, p_curvature=1e-5)
-    assert "One line does not fit 6 of them: the slope rises with length in 6" in bent.reading()
+    assert "A straight line does not fit 6: the slope rises with length in 6." in bent.reading()
     unknown = changed(many, slope_total_low=np.nan)
     assert "no confidence interval" in unknown.reading()
     assert "No slope" in changed(many, slope_total=np.nan).reading()
@@ -51,20 +51,20 @@ def test_a_null_says_which_heads_have_learned_something():
     many = make_variance_result()
     none = with_null(many, [0.5] * 6).reading()
     assert none.endswith(
-        "None of 6 differ from the untrained model (median slope -0.47) on the same prompts "
-        "(5 %, Holm): they show nothing learned."
+        "None of 6 differ from the untrained model (median slope −0.47) on the same prompts "
+        "(5 %, Holm's correction): they show nothing learned."
     )
     some = with_null(many, [1e-4, 1e-4, 0.5, 0.5, 0.5, 0.5]).reading()
     assert " 2 of 6 differ from the untrained model" in some
-    assert some.endswith("(5 %, Holm); the others show nothing learned.")
+    assert some.endswith("(5 %, Holm's correction); the others show nothing learned.")
     every = with_null(many, [1e-4] * 6).reading()
     assert every.endswith(
-        "6 of 6 differ from the untrained model (median slope -0.47) on the same "
-        "prompts (5 %, Holm)."
+        "6 of 6 differ from the untrained model (median slope −0.47) on the same "
+        "prompts (5 %, Holm's correction)."
     )
     single = many.select(layer=0, head=0)
     same, other = (with_null(single, [p]).reading() for p in (0.5, 1e-4))
     assert " It shows nothing learned: it does not differ from the untrained model" in same
     assert other.endswith(
-        " It differs from the untrained model (slope -0.47) on the same prompts (5 %)."
+        " It differs from the untrained model (slope −0.47) on the same prompts (5 %)."
     )

@@ -30,6 +30,15 @@ def test_a_wide_place_has_all_lengths_and_a_narrow_one_what_fits():
     assert fit(20) == []
 
 
+def test_a_title_and_a_caption_may_be_wider_than_the_columns():
+    table = titled("a title of [many] words")
+    table.add_column("x")
+    table.add_row("1")
+    table.caption = "a caption of many words"
+    shown = [line.rstrip() for line in text(table, width=40).splitlines()]
+    assert shown == ["a title of [many] words", "x", "1", "a caption of many words"]
+
+
 def test_a_name_is_broken_at_each_plus_and_never_read_as_markup():
     table = titled("title")
     table.add_column(heading("[bold]a+b"))

@@ -44,10 +44,10 @@ def test_the_table_has_a_row_for_each_head_with_its_slope_and_interval(variance_
     lines = text(variance_result.table()).splitlines()
     assert lines[1].split()[:5] == ["layer", "head", "16", "64", "256"]
     assert len(lines) == 2 + 6
-    assert lines[2].endswith("-0.50  -0.60 to -0.40  0.90  dispersing")
+    assert lines[2].endswith("−0.50  −0.60 to −0.40  0.90  dispersing")
     within = {f"slope_within{end}": np.full(6, -0.3) for end in ("", "_low", "_high")}
     split = text(dataclasses.replace(variance_result, **within).table()).splitlines()
-    assert split[2].endswith("-0.50  -0.60 to -0.40   -0.30  -0.30 to -0.30  0.90  dispersing")
+    assert split[2].endswith("−0.50  −0.60 to −0.40   −0.30  −0.30 to −0.30  0.90  dispersing")
 
 
 def test_remarks_have_the_share_of_right_answers_before_the_reading(variance_result):
@@ -57,7 +57,7 @@ def test_remarks_have_the_share_of_right_answers_before_the_reading(variance_res
     assert answered.remarks()[1] == variance_result.reading()
     against = dataclasses.replace(answered, accuracy_chance=(0.5, 0.25, 0.125))
     assert against.remarks()[0].endswith(
-        "; a blind copy of what could be the answer has 50%, 25%, 12%"
+        "; a random value of the prompt would be right in 50%, 25%, 12%"
     )
 
 
@@ -66,7 +66,7 @@ def test_a_comparison_names_each_result(variance_result):
     lines = [" ".join(line.split()) for line in shown.splitlines()]
     assert lines[0] == "slopes of log std over log N, heads, 16..256 tokens"
     assert lines[1:3] == ["1: a", "2: b"]
-    assert lines[4] == "1 0..1 64 6 total -0.50 -0.50 -0.50"
+    assert lines[4] == "1 0..1 64 6 total −0.50 −0.50 −0.50"
     unknown = dataclasses.replace(variance_result, slope=np.full(6, np.nan))
     assert text(compare_table([("a", unknown)])).split()[-3:] == ["–"] * 3
 
@@ -115,7 +115,7 @@ def test_a_result_from_before_has_the_slopes_of_features_and_no_labels(tmp_path)
     assert (old.labels() == "undecided").all()
     assert old.reading().startswith("6 of 6 heads lose variance from 16 to 256 tokens")
     assert "label" not in text(old.table())
-    assert text(compare_table([("a", old)])).split()[-4:] == ["features", *["-0.50"] * 3]
+    assert text(compare_table([("a", old)])).split()[-4:] == ["features", *["−0.50"] * 3]
     np.testing.assert_array_equal(load_result(old.save(tmp_path / "x")).slope, old.slope)
 
 

@@ -378,7 +378,6 @@ USAGE = {
     "merge": "Missing argument",
     "report": "Missing argument",
     "merge {}/run {}/other": "Missing option '--output'",
-    "ls": "Missing argument",
 }
 
 COMMANDS = {

@@ -144,8 +144,8 @@ def test_progress_is_a_bar_a_function_or_nothing():
     options = SMALL | {"steps": 3, "seeds": 1, "lengths": [16], "sets": 8}
     train_synthetic("argmax", "baseline", **options, progress=lambda *words: said.append(words))
     assert [words[:3] for words in said] == [
-        ("train baseline.0-0", 3, 3),
-        ("measure baseline.baseline.0-0", 16 * 8, 16 * 8),
+        ("train baseline 0-0", 3, 3),
+        ("measure baseline 0-0", 16 * 8, 16 * 8),
     ]
     with pytest.raises(ValueError, match="progress: got 1, accepted: True, False or a function"):
         train_synthetic("argmax", "baseline", **options, progress=1)

@@ -87,7 +87,7 @@ def test_what_is_measured_is_not_measured_again(tmp_path, monkeypatch):
     told = []
     check_equal(go(plan, tmp_path, report=lambda *words: told.append(words)), first)
     assert measured == ["layernorm"]
-    assert {words[0] for words in told} == {"measure layernorm.layernorm.0-2"}
+    assert {words[0] for words in told} == {"measure layernorm 0-2"}
     measured.clear()
     check_equal(go(plan, tmp_path, overwrite=True), first)
     assert measured == ["baseline", "layernorm"]
@@ -122,8 +122,8 @@ def test_a_run_that_was_stopped_anywhere_ends_with_the_same_bits(tmp_path, monke
 def test_each_piece_is_reported_to_its_end(run):
     last = {what: (done, total) for what, done, total, _ in run[2]}
     assert len(last) == 2 + 5
-    assert last["train baseline.0-2"] == (20, 20)
-    assert last["measure ema.baseline.0-2"] == ((16 + 64) * 32 * 3,) * 2
+    assert last["train baseline 0-2"] == (20, 20)
+    assert last["measure ema 0-2"] == ((16 + 64) * 32 * 3,) * 2
     assert all(done == total for done, total in last.values())
     assert any(note.startswith("loss 2.") and "right" in note for _, _, _, note in run[2])
 

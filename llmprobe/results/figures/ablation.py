@@ -22,13 +22,14 @@ def draw_changes(
 
     With `same_targets`, of so many last tokens by the length of the prompt.
     """
+    classes = (frame.n_heads > 1).any()  # else single heads
     with styled_axes(ax, legend=True) as ax:
         last = frame[~frame.is_control & (frame.length == frame.length.max())]
         order = last.change.abs().sort_values(ascending=False).index[:_MOST]
         names = [name for name in last["class"] if name in set(last.loc[order, "class"])]
         for name, color in zip(names, palette(len(names)), strict=False):
             part = frame[frame["class"] == name]
-            label = f"{name} ({part.n_heads.iloc[0]})"
+            label = f"{name} ({part.n_heads.iloc[0]})" if classes else name
             ax.plot(part.length, part.change, color=color, marker=".", label=label)
             ax.fill_between(
                 part.length, part.change_low, part.change_high, color=color, alpha=0.2, lw=0
@@ -42,5 +43,6 @@ def draw_changes(
             where = f"prompt length N (tokens), its last {same_targets} predicted"
         length_axis(ax, frame.length, label=where)
         ax.set_ylabel(f"change of the loss (nats per token),\n{prompts_of(frame)} prompts, 95 % CI")
-        series_legend(ax, title="without (heads);\ndashed: random")
+        title = "without (heads)" if classes else "without head"
+        series_legend(ax, title=f"{title};\ndashed: random" if frame.is_control.any() else title)
     return ax

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from llmprobe.base.lengths import spread
@@ -22,6 +22,7 @@ from llmprobe.results.figures.style import (
     MAX_PANELS,
     draw_violins,
     length_axis,
+    log_axis,
     palette,
     styled_axes,
 )
@@ -248,15 +249,6 @@ def _draw_guide(part: pd.DataFrame, reference: int, ax: Axes) -> None:
     if len(beyond) > 1 and start > 0:
         line = start * reference / beyond.length
         ax.plot(beyond.length, line, color="0.6", lw=1.2, ls=":", label="slope −1", zorder=1)
-
-
-def log_axis(ax: Axes) -> None:
-    ax.set_yscale("log")
-    low, high = ax.get_ylim()
-    if high < 20 * low:  # too narrow for powers of ten alone to be read
-        ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        ax.yaxis.set_major_formatter("{x:.3g}")
-    ax.yaxis.set_minor_formatter(NullFormatter())
 
 
 def legend_above(ax: Axes, names: Sequence[str]) -> None:

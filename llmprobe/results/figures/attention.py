@@ -15,6 +15,7 @@ from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
 from llmprobe.base.lengths import spread
+from llmprobe.base.signs import signed
 from llmprobe.results.figures.style import (
     COLUMN_WIDTH,
     MAX_PANELS,
@@ -22,6 +23,7 @@ from llmprobe.results.figures.style import (
     draw_series,
     last_of,
     length_axis,
+    log_axis,
     prompts_of,
     series_legend,
     styled_axes,
@@ -71,7 +73,7 @@ def draw_rows(frame: pd.DataFrame, *, ax: Any = None) -> NDArray[Any]:
             panel.set_ylabel(label)
         for panel in axes[:2]:
             panel.set_ylim(0, 1.05)
-        axes[-1].set_yscale("log")
+        log_axis(axes[-1])
         axes[-1].axhline(1, color="0.55", lw=1, ls=":", label="dispersed above 1", zorder=1)
         axes[0].set_title(f"mean over {prompts_of(frame)} prompts", loc="left")
         series_legend(axes[-1])
@@ -137,7 +139,7 @@ def draw_decisions(frame: pd.DataFrame, rows: pd.DataFrame, *, ax: Axes | None =
     n_layers, n_heads = cells.shape
     width, height = max(2.4, 1.2 + 0.3 * n_heads), max(2.4, 0.9 + 0.2 * n_layers)
     written = n_heads <= 16 and n_layers <= 40
-    with styled_axes(ax, width=width, height=height, legend=True) as ax:
+    with styled_axes(ax, width=width, height=height + 0.75) as ax:
         sns.heatmap(
             cells.astype(float),
             ax=ax,
@@ -151,6 +153,8 @@ def draw_decisions(frame: pd.DataFrame, rows: pd.DataFrame, *, ax: Axes | None =
             linewidths=0.3,
             linecolor="white",
         )
+        for text in ax.texts:
+            text.set_text(signed(float(text.get_text())))
         ax.grid(False)
         ax.set(xlabel="head", ylabel="layer")
         ax.tick_params(axis="y", rotation=0)
@@ -162,10 +166,18 @@ def draw_decisions(frame: pd.DataFrame, rows: pd.DataFrame, *, ax: Axes | None =
         ]
         span = f"{rows.length.min()} to {rows.length.max()} tokens"
         title = (
-            f"what decides the slope\nof log std over log N\n({prompts_of(rows)} prompts, {span})"
+            f"what decides the slope of log std over\nlog N ({prompts_of(rows)} prompts, {span})"
         )
+        # Above, so that a map of few heads is no narrower than its legend.
         ax.legend(
-            handles=patches, title=title, alignment="left", loc="upper left", bbox_to_anchor=(1, 1)
+            handles=patches,
+            title=title,
+            alignment="left",
+            loc="lower left",
+            bbox_to_anchor=(-0.1, 1),
+            ncols=2,
+            columnspacing=1,
+            borderpad=0.2,
         )
     return ax
 

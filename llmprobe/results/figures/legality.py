@@ -17,11 +17,10 @@ from llmprobe.results.figures.accuracy import (
     GRAY,
     draw_band,
     legend_above,
-    log_axis,
     span,
     variants,
 )
-from llmprobe.results.figures.style import COLUMN_WIDTH, length_axis, styled_axes
+from llmprobe.results.figures.style import COLUMN_WIDTH, length_axis, log_axis, styled_axes
 
 _MAX_EVEN = 128
 """The longest length of an even axis."""

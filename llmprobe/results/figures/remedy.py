@@ -3,6 +3,8 @@
 Nothing is computed here, shown or saved.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -26,12 +28,7 @@ def draw_doses(frame: pd.DataFrame, span: str, *, ax: Any = None) -> Any:
     """Change of the loss at the longest prompts against the dose: a panel a remedy, with shams."""
     names = list(dict.fromkeys(frame.remedy))
     arms = [arm for arm in _STYLES if (frame.arm == arm).any()]
-    n_columns = min(_COLUMNS, len(names))
-    n_rows = -(-len(names) // n_columns)
-    size = {"width": 1.6 * n_columns + 0.5, "height": 1.6 * n_rows + 0.3}
-    with styled_axes(
-        ax, n_panels=n_columns, n_rows=n_rows, panels=True, legend=True, **size
-    ) as axes:
+    with _panels(len(names), ax, legend=True) as axes:
         panels = np.atleast_1d(axes).ravel()
         for panel, name, color in zip(panels, names, palette(len(names)), strict=False):
             part = frame[frame.remedy == name]
@@ -46,11 +43,11 @@ def draw_doses(frame: pd.DataFrame, span: str, *, ax: Any = None) -> Any:
             panel.axhline(0, color="0.55", lw=1, ls=":", zorder=1)
             panel.set_title(name)
             panel.set_xlabel("dose")
-        for panel in panels[len(names) :]:
-            panel.set_visible(False)
         words = {arm: arm if arm == "remedy" else f"sham: {arm}" for arm in arms}
         handles = [Line2D([], [], color="0.3", ls=_STYLES[arm], label=words[arm]) for arm in arms]
-        panels[n_columns - 1].legend(handles=handles, loc="upper left", bbox_to_anchor=(1, 1))
+        panels[min(_COLUMNS, len(names)) - 1].legend(
+            handles=handles, loc="upper left", bbox_to_anchor=(1, 1)
+        )
         panels[0].figure.supylabel(
             f"change of the loss at {span} tokens\n(nats), {prompts_of(frame)} prompts, 95 % CI",
             fontsize="medium",
@@ -84,26 +81,44 @@ def _line(ax: Axes, part: pd.DataFrame, across: str, *, color: Any, arm: str, la
     ax.fill_between(part[across], part.change_low, part.change_high, color=color, alpha=0.15, lw=0)
 
 
-def draw_slopes(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
-    """Slopes of the variance by head: untreated across, treated up, with confidence intervals."""
-    with styled_axes(ax, legend=True) as ax:
-        before = frame[frame.remedy == "untreated"]
-        treated = frame[frame.remedy != "untreated"]
-        names = list(dict.fromkeys(treated.remedy))
-        for name, color in zip(names, palette(len(names)), strict=False):
+def draw_slopes(frame: pd.DataFrame, *, ax: Any = None) -> Any:
+    """Slopes of the standard deviation by head: untreated across, treated up, a panel a remedy."""
+    before = frame[frame.remedy == "untreated"]
+    treated = frame[frame.remedy != "untreated"]
+    names = list(dict.fromkeys(treated.remedy))
+    with _panels(len(names), ax) as axes:
+        panels = np.atleast_1d(axes).ravel()
+        for panel, name, color in zip(panels, names, palette(len(names)), strict=False):
             part = treated[treated.remedy == name]
-            ax.errorbar(
+            panel.errorbar(
                 before.slope,
                 part.slope,
                 yerr=[part.slope - part.slope_low, part.slope_high - part.slope],
                 color=color,
                 fmt=".",
-                lw=0.8,
+                ms=3,
+                lw=0.5,
                 label=f"{name}, dose {part.dose.iloc[0]:g}",
             )
-        ax.axline((0, 0), slope=1, color="0.55", lw=1, ls=":", zorder=1)
-        ax.axhline(0, color="0.55", lw=1, ls=":", zorder=1)
-        ax.set_xlabel("slope of a head's variance, untreated")
-        ax.set_ylabel("treated, 95 % CI")
-        series_legend(ax)
-    return ax
+            panel.axline((0, 0), slope=1, color="0.55", lw=1, ls=":", zorder=1)
+            panel.axhline(0, color="0.55", lw=1, ls=":", zorder=1)
+            panel.set_title(f"{name}, dose {part.dose.iloc[0]:g}")
+        figure = panels[0].figure
+        what = f"slope of log std over log N, {len(before)} heads"
+        figure.supxlabel(f"{what}: untreated; dotted: no change, and 0", fontsize="medium")
+        figure.supylabel("treated, 95 % CI", fontsize="medium")
+    return axes
+
+
+@contextmanager
+def _panels(n: int, ax: Any, *, legend: bool = False) -> Iterator[Any]:
+    """Panels in rows of four; those that are left over stay empty."""
+    n_columns = min(_COLUMNS, n)
+    n_rows = -(-n // n_columns)
+    size = {"width": 1.6 * n_columns + 0.5, "height": 1.6 * n_rows + 0.3}
+    with styled_axes(
+        ax, n_panels=n_columns, n_rows=n_rows, panels=True, legend=legend, **size
+    ) as axes:
+        for panel in np.atleast_1d(axes).ravel()[n:]:
+            panel.set_visible(False)
+        yield axes

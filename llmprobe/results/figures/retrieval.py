@@ -77,6 +77,8 @@ def draw_links(links: pd.DataFrame, *, n_prompts: int, ax: Axes | None = None) -
             (above, next(colors), "CI above 0"),
         ):
             part = known[chosen]
+            if part.empty:  # its name would stand in the legend
+                continue
             ax.errorbar(
                 part.source,
                 part.loss_source,
@@ -94,5 +96,5 @@ def draw_links(links: pd.DataFrame, *, n_prompts: int, ax: Axes | None = None) -
             f"ρ of the answer's loss and weight on\nthe source, {n_prompts} prompts, 95 % CI"
         )
         if (below | above).any():
-            ax.legend(loc="best")
+            ax.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderpad=0.2)
     return ax

@@ -18,8 +18,9 @@ from matplotlib.ticker import (
 )
 from numpy.typing import NDArray
 
-from llmprobe.results.figures.accuracy import GRAY, log_axis, span
-from llmprobe.results.figures.style import COLUMN_WIDTH, length_axis, palette, styled_axes
+from llmprobe.base.signs import minus
+from llmprobe.results.figures.accuracy import GRAY, span
+from llmprobe.results.figures.style import COLUMN_WIDTH, length_axis, log_axis, palette, styled_axes
 
 _LABELS = {
     "learning_rate": "learning rate",
@@ -168,7 +169,7 @@ def _value_axis(ax: Axes, values: pd.Series, parameter: str) -> None:
 def _correlation(rho: float, low: float, high: float) -> str:
     if np.isnan(rho):
         return "no ρ"
-    return f"ρ = {rho:+.2f}\n[{low:+.2f}, {high:+.2f}]".replace("-", "−")
+    return minus(f"ρ = {rho:+.2f}\n[{low:+.2f}, {high:+.2f}]")
 
 
 def _words(text: str) -> str:

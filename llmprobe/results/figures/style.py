@@ -18,9 +18,10 @@ import seaborn as sns
 from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.text import Text
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from llmprobe.base.files import replacing
+from llmprobe.base.signs import signed
 from llmprobe.base.visible import visible
 
 COLUMN_WIDTH = 3.5
@@ -28,6 +29,8 @@ COLUMN_WIDTH = 3.5
 MAX_LABELED = 10
 """More series are drawn as a bundle, with three of them named."""
 MAX_PANELS = 8
+_NARROW = 50
+"""A log axis that spans less, from its lowest to its highest number, has plain numbers."""
 _STYLE = {
     "font.size": 8,
     "axes.titlesize": 8,
@@ -94,12 +97,6 @@ def _short_name(layer: Any, head: Any) -> str:
 
 def marker_of(part: pd.DataFrame) -> str | None:
     return "o" if len(part) == 1 else None  # a line of one point would not be seen
-
-
-def signed(value: float, form: str = "+.2f") -> str:
-    """A number with the minus that matplotlib writes on axes."""
-    text = f"{value:{form}}"
-    return (text.lstrip("+-") if float(text) == 0 else text).replace("-", "−")
 
 
 def draw_series(
@@ -175,6 +172,16 @@ def length_axis(
     ax.xaxis.set_major_locator(FixedLocator([float(n) for n in chosen]))
     ax.xaxis.set_minor_locator(NullLocator())
     ax.xaxis.set_major_formatter(FuncFormatter(lambda n, _: f"{n:.0f}"))
+
+
+def log_axis(ax: Axes) -> None:
+    """A log scale up, with plain numbers where powers of ten alone would be too few to be read."""
+    ax.set_yscale("log")
+    low, high = ax.get_ylim()
+    if high < _NARROW * low:
+        ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        ax.yaxis.set_major_formatter("{x:.3g}")
+    ax.yaxis.set_minor_formatter(NullFormatter())
 
 
 def mark_trained(ax: Axes, lengths: Collection[int], trained: int | None) -> None:

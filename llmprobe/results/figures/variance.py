@@ -12,6 +12,7 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
+from llmprobe.base.signs import signed
 from llmprobe.results.figures.style import (
     COLUMN_WIDTH,
     MAX_LABELED,
@@ -20,11 +21,11 @@ from llmprobe.results.figures.style import (
     draw_violins,
     last_of,
     length_axis,
+    log_axis,
     palette,
     prompts_of,
     series_legend,
     series_name,
-    signed,
     styled_axes,
 )
 
@@ -87,7 +88,7 @@ def draw_decay(
                     ax.plot(part.length, part[dashed], color=color, lw=0.8, ls="--")
         _draw_reference_slopes(frame, std, references or {}, ax)
         length_axis(ax, frame.length)
-        ax.set_yscale("log")
+        log_axis(ax)
         ax.set_ylabel(f"standard deviation\nover {prompts_of(frame)} prompts")
         if few and component is not None:
             ax.plot([], [], color="0.3", lw=0.8, ls="--", label=words)
@@ -126,7 +127,7 @@ def draw_comparison(frames: Mapping[str, pd.DataFrame], *, ax: Axes | None = Non
         joined = pd.concat(frames.values())
         _draw_reference_slopes(joined, "std", {}, ax)
         length_axis(ax, joined.length)
-        ax.set_yscale("log")
+        log_axis(ax)
         which = "" if has_total else ", median over features"
         ax.set_ylabel(f"standard deviation over {prompts_of(joined)}\nprompts{which}")
         series_legend(ax, above=True)
@@ -206,7 +207,7 @@ def draw_drift(frame: pd.DataFrame, *, reference: int, ax: Any = None) -> NDArra
             length_axis(panel, frame.length)
         axes[0].axhline(0, color="0.55", lw=0.8, ls=":")
         axes[0].set_ylabel(f"(global mean − that at {reference}) /\nglobal variance at {reference}")
-        axes[1].set_yscale("log")
+        log_axis(axes[1])
         axes[1].set_ylabel(
             f"global variance (over features),\nmean over {prompts_of(frame)} prompts"
         )

@@ -26,6 +26,7 @@ from llmprobe.base.files import as_path, replacing
 from llmprobe.base.visible import visible
 from llmprobe.errors import LLMProbeError, ResultExistsError
 from llmprobe.results.base import Result
+from llmprobe.results.notes import joined_notes
 from llmprobe.results.opening import load_result
 from llmprobe.results.pairs import pair_frame
 from llmprobe.results.report.charts import explore, inked, line_charts
@@ -127,7 +128,7 @@ def _charts(results: Sequence[tuple[str, Result]]) -> list[tuple[str, dict[str, 
 
 
 def _summary(name: str, result: Result) -> str:
-    notes = "".join(f"<li>{_text(warning)}</li>" for warning in result.warnings)
+    notes = "".join(f"<li>{_text(warning)}</li>" for warning in joined_notes(result.warnings))
     remarks = "".join(f"<p>{_text(remark)}</p>" for remark in result.remarks())
     facts = asdict(result.provenance)
     arguments = facts.pop("arguments")

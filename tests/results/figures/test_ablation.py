@@ -23,4 +23,4 @@ def test_only_the_classes_that_change_most_are_drawn():
     ]
     axes = draw_changes(pd.DataFrame(rows))
     labels = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert labels == [f"0.{head} (1)" for head in range(22, 30)]
+    assert labels == [f"0.{head}" for head in range(22, 30)]

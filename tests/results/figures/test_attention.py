@@ -80,7 +80,7 @@ def test_the_map_colors_heads_by_what_decides():
     mesh = ax.collections[0]
     mesh.update_scalarmappable()
     np.testing.assert_allclose(mesh.get_facecolors(), colors[:2])
-    assert [text.get_text() for text in ax.texts] == ["-0.47", "+0.13"]
+    assert [text.get_text() for text in ax.texts] == ["−0.47", "+0.13"]
 
 
 @pytest.mark.parametrize("kind", ["terms", "map"])

@@ -28,8 +28,10 @@ def test_lengths_are_drawn_at_the_best_dose():
 
 def test_slopes_are_drawn_before_against_after():
     result = make_remedy_result()
-    points = result.plot("slopes").get_lines()
-    for line, treated in zip(points[:2], result.slope[1:], strict=True):
+    panels = result.plot("slopes")
+    assert [panel.get_title() for panel in panels] == ["logn, dose 1", "restore, dose 1"]
+    for panel, treated in zip(panels, result.slope[1:], strict=True):
+        line = panel.get_lines()[0]
         np.testing.assert_allclose(list(line.get_xdata()), result.slope[0])
         np.testing.assert_allclose(list(line.get_ydata()), treated)
     none = {name: np.empty((0, 4)) for name in vars(result) if name.startswith("slope")}

@@ -33,13 +33,6 @@ def test_a_few_series_get_colors_of_their_own():
     assert len({line.get_color() for line in drawn}) == 10
 
 
-@pytest.mark.parametrize(
-    ("value", "shown"), [(-0.5, "−0.50"), (0.25, "+0.25"), (-0.001, "0.00"), (0.0, "0.00")]
-)
-def test_numbers_have_the_minus_of_the_axes(value, shown):
-    assert style.signed(value) == shown
-
-
 def test_a_figure_leaves_a_notebook_interactive(variance_result, monkeypatch):
     """The inline backend switches to interactive while the first figure is made."""
     made = plt.subplots
