@@ -49,6 +49,7 @@ def test_quiet_hides_the_bars_of_loading_and_shows_them_again(call, monkeypatch,
         seen.append(logging.is_progress_bar_enabled())
         raise ValueError("enough")
 
+    monkeypatch.setattr(logging, "_tqdm_active", True)  # whatever the environment says
     monkeypatch.setattr("llmprobe.probes.probe.start", start)
     words = ["variance", "builtin", "--output", tmp_path / "run", *(["--quiet"] if quiet else [])]
     code, _, err = call(*words)
