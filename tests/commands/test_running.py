@@ -49,6 +49,9 @@ def test_quiet_hides_the_bars_of_loading_and_shows_them_again(call, monkeypatch,
         seen.append(logging.is_progress_bar_enabled())
         raise ValueError("enough")
 
+    monkeypatch.setattr(logging, "_tqdm_active", True)  # whatever the environment says
+    for name in ("disable_progress_bars", "enable_progress_bars"):  # the hub's warn of it
+        monkeypatch.setattr(logging.hf_hub_utils, name, lambda: None)
     monkeypatch.setattr("llmprobe.probes.probe.start", start)
     words = ["variance", "builtin", "--output", tmp_path / "run", *(["--quiet"] if quiet else [])]
     code, _, err = call(*words)
