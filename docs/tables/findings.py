@@ -19,7 +19,7 @@ from cells import (
 
 from llmprobe import Result, rank_correlation, wrong_mass
 from llmprobe.base.intervals import VERDICTS, estimate
-from llmprobe.results.variance import LABELS
+from llmprobe.results.slope_words import LABELS
 
 EXTERNAL = (98.6, 97.1, 94.3, 89.7, 81.3, 70.1, 53.8, 35.7, 22.6, 15.7, 12.4)
 """Accuracy of the baseline of arXiv 2410.01104 at 16 to 16,384 items."""

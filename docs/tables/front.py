@@ -8,7 +8,7 @@ import pandas as pd
 from cells import at, beyond, effect, interval, minus, rows, saved, table
 
 from llmprobe.base.intervals import estimate, verdict
-from llmprobe.results.variance import LABELS
+from llmprobe.results.slope_words import LABELS
 
 
 @table

@@ -83,12 +83,12 @@ def p_cell(p: float, *, significant: bool = False) -> str:
 
 
 def signed_cells(values: Iterable[float]) -> list[str]:
-    return [f"{value:+.2f}" for value in values]
+    return [minus(f"{value:+.2f}") for value in values]
 
 
 def span_cells(low: Iterable[float], high: Iterable[float]) -> list[str]:
     """The ends of intervals of signed numbers."""
-    return [f"{a:+.2f} to {b:+.2f}" for a, b in zip(low, high, strict=True)]
+    return [minus(f"{a:+.2f} to {b:+.2f}") for a, b in zip(low, high, strict=True)]
 
 
 def count(numbers: Collection[int], what: str) -> str:

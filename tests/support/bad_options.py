@@ -253,6 +253,7 @@ BAD_BY_NAME: dict[str, dict[str, str]] = {
         "0.6": "heads of layers 0 (0 to 5)",
         "dispersing": "give the folder of a variance result",
     },
+    "measures": {"speed": "accepted: loss, dictionary", ",": "accepted: loss, dictionary"},
     "remedies": {"prayer": "accepted: logn, yarn", ",": "accepted: logn, yarn"},
     "doses": {"-1": "numbers from 0 to 100", "0": "at least one above 0", "1,nan": "numbers from"},
     "variance": {"{}/nowhere": "has no evidence", "{}/run": "make it with --at heads"},
