@@ -50,7 +50,7 @@ def test_heads_that_learned_something_differ_from_the_null():
     np.testing.assert_array_equal(plain.slope, result.slope)  # the null changes no other number
     assert np.isnan(plain.p_null).all()
     assert plain.null is None
-    assert 'compare with null="untrained"' in plain.reading()
+    assert 'compare it by null="untrained"' in plain.reading()
 
 
 def test_the_slope_of_the_null_is_that_of_a_probe_of_it():

@@ -98,7 +98,7 @@ def test_proposition_1_slope_is_minus_one_half_within_its_interval():
     assert (result.slope_within_low <= expected).all()
     assert (result.slope_within_high >= expected).all()
     assert (result.r2 > 0.98).all()
-    assert "of 4 heads, 4 dispersing" in result.reading()
+    assert "Of 4 heads, 4 are dispersing" in result.reading()
 
 
 @pytest.mark.slow  # the interval's own coverage is in test_intervals
@@ -152,7 +152,8 @@ def test_layers_with_a_window_have_a_slope_on_each_side_of_it():
     [note] = [note for note in result.warnings if "the window of" in note]
     assert note.startswith("layer 0: slope ")
     ends = [probe_variance(model, lengths, n_prompts=32).slope[0] for lengths in ("2,4", "8,16,32")]
-    found = [float(x) for x in re.findall(r"([+-]\d\.\d\d) \(95 % CI", note)]
+    told = re.findall(r"([+−]\d\.\d\d) \(95 % CI", note)
+    found = [float(x.replace("−", "-")) for x in told]
     np.testing.assert_allclose(found, ends, atol=0.006)
     heads = probe_variance(model, "2,4,8,16", at="heads", n_prompts=32).warnings
     assert any("(median of 4) beyond the window of 4 tokens" in note for note in heads)
