@@ -4,13 +4,14 @@ Question: does a model still need heads that lose their variance; and does the l
     go with its slope, with its dispersion, or with its attention on the source of an answer?
 Expected: if lost variance is what hurts, heads that lose it matter less at length, and those that
     attend to the source matter most.
-Measured: partly. SmolLM2-135M-Instruct (dequantized Q4_1), 8 windows of WikiText-2, 512 tokens:
-    heads that keep their variance are needed more than random ones, those that lose it less. Head
-    by head the loss hardly goes with any of the three (figures/README.md).
+Measured: partly. SmolLM2-135M-Instruct (dequantized Q4_1), 4 windows of WikiText-2. Heads that keep
+    their variance are needed more than random ones at all lengths, those that lose it less, up to
+    1,024 tokens. At the same 64 tokens given 16, 256 or 4,096 tokens of context neither is needed
+    more with more context. Head by head the loss goes with none of the three (figures/README.md).
 """
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -20,12 +21,11 @@ import llmprobe
 from llmprobe import LLMProbeError, load_result, probe_ablation, rank_correlation
 
 NAME = "does_it_hurt"
-SCALES = {
-    "quick": {"model": "builtin", "lengths": "16..64", "n_prompts": 16, "each": "16,32"},
-    "desk": {"model": "HuggingFaceTB/SmolLM2-135M", "lengths": "16..512", "n_prompts": 64}
-    | {"each": "16,128"},
-    "paper": {"model": "meta-llama/Llama-3.2-1B", "lengths": "16..4096", "n_prompts": 256}
-    | {"each": "16,256,4096"},
+SCALES: dict[str, tuple[str, str, int, int, tuple[int, ...], int]] = {
+    # model, lengths, prompts; tokens that are predicted, contexts before them, windows of text
+    "quick": ("builtin", "16..64", 16, 8, (16, 64), 4),
+    "desk": ("HuggingFaceTB/SmolLM2-135M", "16..1024", 64, 64, (16, 256, 4096), 4),
+    "paper": ("meta-llama/Llama-3.2-1B", "16..4096", 256, 64, (16, 256, 4096), 64),
 }
 N_SOURCE = 10
 """Heads in the class that attends most to the source."""
@@ -45,14 +45,14 @@ def main(
 
 
 def measure(scale: str, model: str | None, text: str | Path, folder: Path) -> None:
-    size = SCALES[scale]
-    loaded, n = llmprobe.load_model(model or size["model"]), size["n_prompts"]
+    name, lengths, n, n_targets, contexts, n_windows = SCALES[scale]
+    loaded = llmprobe.load_model(model or name)
     drawn = {"layers": "all", "n_prompts": n, "prompts": "unigram", "text": text}
     variance = llmprobe.probe_variance(
-        loaded, size["lengths"], at="heads", output=folder / "variance", **drawn
+        loaded, lengths, at="heads", output=folder / "variance", **drawn
     )
-    llmprobe.probe_attention(loaded, size["lengths"], output=folder / "attention", **drawn)
-    longest = max(llmprobe.parse_lengths(size["lengths"]))
+    llmprobe.probe_attention(loaded, lengths, output=folder / "attention", **drawn)
+    longest = max(llmprobe.parse_lengths(lengths))
     retrieval = llmprobe.probe_retrieval(
         loaded, longest, layers="all", n_prompts=n, output=folder / "retrieval"
     )
@@ -64,50 +64,50 @@ def measure(scale: str, model: str | None, text: str | Path, folder: Path) -> No
     classes = {
         name: ",".join(f"{layer}.{head}" for layer, head in some) for name, some in chosen.items()
     }
-    scored = {"text": text, "seed": 1, "n_prompts": max(4, n // 8)}
-    probe_ablation(
-        loaded, size["lengths"], heads=classes, n_controls=2, output=folder / "classes", **scored
-    )
-    probe_ablation(
-        loaded, size["each"], heads="each", n_controls=0, output=folder / "each", **scored
-    )
+    asked: dict[str, Any] = {"text": text, "seed": 1, "n_prompts": n_windows, "n_controls": 2}
+    probe_ablation(loaded, lengths, heads=classes, output=folder / "classes", **asked)
+    # The same tokens given more and more context; a length counts these tokens too.
+    lengths, asked["same_targets"] = [n_targets + context for context in contexts], n_targets
+    probe_ablation(loaded, lengths, heads=classes, output=folder / "targets", **asked)
+    probe_ablation(loaded, lengths, heads="each", output=folder / "each", **asked)
 
 
 def heads_table(folder: Path):
     """A row for each head: slopes, attention on the source, and the loss without it."""
     found = {n: load_result(folder / n) for n in ("variance", "attention", "retrieval", "each")}
     keys, source = ["layer", "head"], found["retrieval"].to_frame()
-    parts = (
-        found["attention"].head_frame()[[*keys, "slope_dispersion"]],
-        source[source.length == source.length.max()][[*keys, "source"]],
-        found["each"].head_frame()[[*keys, "change"]],
-    )
     table = found["variance"].decay_frame()[[*keys, "slope", "label"]]
-    for part in parts:
-        table = table.merge(part, on=keys)
-    return table
+    table = table.merge(found["attention"].head_frame()[[*keys, "slope_dispersion"]], on=keys)
+    table = table.merge(source[source.length == source.length.max()][[*keys, "source"]], on=keys)
+    rows = found["each"].to_frame()
+    rows[keys] = rows["heads"].str.split(".", expand=True).astype(int)
+    changes = rows.pivot(index=keys, columns="start", values="change").add_prefix("change_")
+    return table.merge(changes.reset_index(), on=keys)
 
 
 def draw(folder: Path, output: Path) -> None:
     """The figure and the sentences, from the saved results."""
     classes, table = load_result(folder / "classes"), heads_table(folder)
     table.to_csv(folder / "heads.csv", index=False, float_format="%.6g")
-    print(classes.headline(), classes.reading(), sep="\n")
+    for result in (classes, load_result(folder / "targets")):
+        print(result.headline(), result.reading(), sep="\n")
+    changes = [column for column in table if column.startswith("change_")]
     for what in ("slope", "slope_dispersion", "source"):
-        known = table[[what, "change"]].dropna().to_numpy().T
-        print(
-            f"{what}: Spearman {{:+.2f}} [{{:+.2f}}, {{:+.2f}}]".format(*rank_correlation(*known))
-        )
+        for change in changes:
+            known = table[[what, change]].dropna().to_numpy().T
+            words = "{:+.2f} [{:+.2f}, {:+.2f}]".format(*rank_correlation(*known))
+            print(f"{what}, {change}: Spearman {words}")
     with llmprobe.paper_style():
         _, (left, right) = plt.subplots(1, 2, figsize=(7.2, 2.6), layout="constrained")
         classes.plot(ax=left)
         shown = {"c": table.source, "s": 8, "cmap": "viridis", "linewidths": 0}
-        points = right.scatter(table.slope_dispersion, table.change, **shown)
+        points = right.scatter(table.slope_dispersion, table[changes[-1]], **shown)
         plt.colorbar(points, ax=right, label="attention on the source", aspect=30)
         right.set_yscale("symlog", linthresh=1e-3)
         right.axhline(0, color="0.55", lw=1, ls=":")
+        context = int(changes[-1].removeprefix("change_"))
         right.set_xlabel("slope of dispersion, by head")
-        right.set_ylabel("nats per token without the head")
+        right.set_ylabel(f"nats per token without the head,\n{context:,} tokens of context")
         for ending in ("png", "pdf"):
             plt.savefig(output / f"{NAME}.{ending}", dpi=200)
         plt.close()

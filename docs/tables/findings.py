@@ -1,6 +1,7 @@
 """The tables of figures/README.md: what was found, from the results saved in figures/."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -232,22 +233,43 @@ def terms(root: Path) -> str:
     return rows(f"{head}| dispersion decides| values decide| coherence decides", lines)
 
 
+CHANGE, VERSUS = (
+    [f"{name}{end}" for end in ("", "_low", "_high")] for name in ("change", "versus_random")
+)
+
+
 @table
 def harm(root: Path) -> str:
     result = saved(root / "figures/does_it_hurt/classes")
+    early, late = 64, max(result.lengths)
+    columns = [(early, CHANGE), (late, CHANGE), (late, VERSUS)]
+    head = f"class| heads| loss without it, {early // 2 + 1} to {early} tokens"
+    head += (
+        f"| {late // 2 + 1} to {late:,} tokens| against random heads, {late // 2 + 1} to {late:,}"
+    )
+    return rows(head, _classes(result, columns))
+
+
+@table
+def harm_targets(root: Path) -> str:
+    result = saved(root / "figures/does_it_hurt/targets")
+    columns = [*((n, CHANGE) for n in result.lengths), (result.lengths[-1], VERSUS)]
+    contexts = [f"{n - result.same_targets:,}" for n in result.lengths]
+    head = "class| heads| loss without it, " + " tokens of context| ".join(contexts)
+    return rows(
+        f"{head} tokens of context| against random heads, {contexts[-1]}", _classes(result, columns)
+    )
+
+
+def _classes(result: Any, columns: list[tuple[int, list[str]]]) -> list[str]:
+    """A line for each class, the one that is needed most first."""
     frame = result.to_frame()
     lines = []
     for name in frame[~frame.is_control].sort_values("change", ascending=False)["class"].unique():
         part = frame[frame["class"] == name].set_index("length")
-        cells = [
-            interval(*part.loc[length, ["change", "change_low", "change_high"]], "+.3f")
-            for length in (64, 512)
-        ]
-        ends = ["versus_random", "versus_random_low", "versus_random_high"]
-        versus = interval(*part.loc[512, ends], "+.3f")
-        lines.append(" | ".join([name, f"{part.n_heads.iloc[0]}", *cells, versus]))
-    head = "class| heads| loss without it, 33 to 64 tokens| 257 to 512 tokens"
-    return rows(f"{head}| against random heads, 257 to 512", lines)
+        cells = [interval(*part.loc[length, names], "+.3f") for length, names in columns]
+        lines.append(" | ".join([name, f"{part.n_heads.iloc[0]}", *cells]))
+    return lines
 
 
 @table
@@ -258,12 +280,41 @@ def harm_links(root: Path) -> str:
         "source": "attention on the source",
     }
     heads = pd.read_csv(root / "figures/does_it_hurt/heads.csv")
+    changes = [name for name in heads if name.startswith("change_")]
     lines = []
     for name, words in names.items():
-        known = heads[[name, "change"]].dropna().to_numpy().T
-        rho, low, high, _ = rank_correlation(*known)
-        lines.append(f"{words} | {interval(rho, low, high, '+.2f')} | {known.shape[1]}")
-    return rows("of a head| Spearman with the loss without it [95 % CI]| heads", lines)
+        found = [rank_correlation(*heads[[name, x]].dropna().to_numpy().T) for x in changes]
+        cells = [interval(rho, low, high, "+.2f") for rho, low, high, _ in found]
+        lines.append(" | ".join([words, *cells]))
+    contexts = "| ".join(
+        f"{int(name.removeprefix('change_')):,} tokens of context" for name in changes
+    )
+    return rows(f"Spearman with the loss without a head [95 % CI]| {contexts}", lines)
+
+
+@table
+def helping(root: Path) -> str:
+    """Each remedy at its best dose and the longest prompts, in the runs that there are."""
+    folders = sorted(path.parent for path in (root / "figures").glob("what_helps*/result.json"))
+    lines = []
+    for folder in folders:
+        result = saved(folder)
+        rope = result.provenance.arguments["rope"]
+        words = f"{model_name(result)} | {result.context_length:,} | {result.lengths[-1]:,}"
+        words += f", {rope}" if rope else ""
+        for name in result.names():
+            best = result.best(name)
+            ends = (result.change, result.change_low, result.change_high)
+            versus = (result.versus_sham, result.versus_sham_low, result.versus_sham_high)
+            cells = [interval(*(x[0, best, -1] for x in some), "+.3f") for some in (ends, versus)]
+            dose = f"{result.doses[best]:g}"
+            lines.append(
+                f"{words} | `{name}` | {dose} | {' | '.join(cells)} | {result.verdict(name)}"
+            )
+    return rows(
+        "model| L| longest prompt|remedy| best dose| change (nats)| against its sham|verdict",
+        lines,
+    )
 
 
 # The lab: sequences

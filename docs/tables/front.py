@@ -60,10 +60,12 @@ def protocol(root: Path) -> str:
     return rows("256 prompts, 16 to 2,048 tokens| head 0| head 3", lines)
 
 
-def _verdict(result: Any, verdict: str) -> str:
-    """The remedies of which a result says so."""
-    names = [name for name in result.names() if result.verdict(name) == verdict]
-    return " and ".join([", ".join(names[:-1]), names[-1]][len(names) < 2 :]) if names else "none"
+def _verdict(result: Any) -> str:
+    """Which remedies help, and how many hurt."""
+    verdicts = {name: result.verdict(name) for name in result.names()}
+    helping = [name for name, verdict in verdicts.items() if verdict == "helps"]
+    n_hurt = list(verdicts.values()).count("hurts")
+    return f"{', '.join(helping) or 'none'} helps, {n_hurt} of {len(verdicts)} hurt"
 
 
 @table
@@ -102,7 +104,7 @@ def recipes(root: Path) -> str:
         saved(folder / f"set_complement_search_{x}_constant") for x in ("gpt", "attention")
     )
     games = saved(folder / "othello_length_constant")
-    remedies = saved(folder / "what_helps")
+    remedies, inside = (saved(folder / name) for name in ("what_helps", "what_helps_inside"))
     harm = saved(folder / "does_it_hurt/classes").key_frame().set_index("class")
 
     def versus(name: str) -> str:
@@ -134,7 +136,7 @@ def recipes(root: Path) -> str:
             f"{interval(more.mean, more.low, more.high, '+.2f')} nats of entropy",
         ),
         "head_decay_map": (
-            "which of SmolLM2's 270 heads lose variance?",
+            "which of SmolLM2's heads lose variance?",
             labeled("head_decay_map"),
         ),
         "table_argmax": (
@@ -173,13 +175,14 @@ def recipes(root: Path) -> str:
         ),
         "does_it_hurt": (
             "does SmolLM2 need the heads that lose variance?",
-            f"less than random ones, {versus('falling')} nats; flat heads more, {versus('flat')}",
+            f"less than random ones, {versus('falling')} nats; flat heads more, {versus('flat')}; "
+            "head by head no link",
         ),
         "what_helps": (
-            "do remedies help the built-in model beyond its context?",
-            f"{_verdict(remedies, 'helps')} helps, {_verdict(remedies, 'hurts')} hurt, at up to "
-            f"{remedies.lengths[-1] / remedies.context_length:.0f} times its context "
-            f"({remedies.n_prompts[0, -1]} prompts)",
+            "do remedies against dispersion help?",
+            f"SmolLM2, inside: {_verdict(inside)}; built-in model, "
+            f"{remedies.lengths[-1] / remedies.context_length:.0f} times its context: "
+            f"{_verdict(remedies)}",
         ),
     }
     lines = (
