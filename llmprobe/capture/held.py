@@ -48,7 +48,7 @@ class Held:
         of_module: Callable[[nn.Module], Any],
     ) -> None:
         self._names, self._of_tensor, self._of_module = names, of_tensor, of_module
-        self._seen: dict[int, int] = {}
+        self._seen: dict[int, tuple[int, int]] = {}
         """Objects and foreign modules by their place in the order in which they were met."""
 
     def facts(self, value: Any, depth: int = 0) -> Any:
@@ -87,14 +87,23 @@ class Held:
         if callable(value):
             return [type(value).__qualname__, deeper(type(value).__call__), deeper(_fields(value))]
         if isinstance(value, _BAGS) or not _is_of_a_library(type(value)):
-            return self._once(value, lambda: [type(value).__qualname__, deeper(_fields(value))])
+            read = functools.partial(self._of_object, value, deeper)
+            return self._once(value, read, depth=depth)
         return None
 
-    def _once(self, value: Any, read: Callable[[], Any]) -> Any:
-        """Objects may hold each other: the second time they are named by their place."""
-        if id(value) in self._seen:
-            return ["again", self._seen[id(value)]]
-        self._seen[id(value)] = len(self._seen)
+    @staticmethod
+    def _of_object(value: Any, deeper: Callable[[Any], Any]) -> list[Any]:
+        return [type(value).__qualname__, deeper(_fields(value))]
+
+    def _once(self, value: Any, read: Callable[[], Any], *, depth: int = 0) -> Any:
+        """Objects may hold each other: the second time they are named by their place.
+
+        One that was met deeper, where less of it was read, is read again.
+        """
+        place, before = self._seen.get(id(value), (len(self._seen), depth + 1))
+        if depth >= before:
+            return ["again", place]
+        self._seen[id(value)] = (place, depth)
         return read()
 
     def _module(self, module: nn.Module) -> Any:

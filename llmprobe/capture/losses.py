@@ -79,8 +79,9 @@ def ending_losses(
     if not context.shape[1]:
         return lambda: _Slices(module).losses(ending, targets, **_without_cache(module))
     cache: Any = DynamicCache(config=module.config)
-    for some in context.split(chunk or context.shape[1], dim=1):
-        _Slices(module).last(some, 1, past_key_values=cache, use_cache=True)
+    with torch.no_grad():  # tensors with a gradient cannot be copied
+        for some in context.split(chunk or context.shape[1], dim=1):
+            _Slices(module).last(some, 1, past_key_values=cache, use_cache=True)
 
     def losses() -> Tensor:
         # A copy, because a forward adds to its cache and windows drop what leaves them.

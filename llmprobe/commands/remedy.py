@@ -76,8 +76,7 @@ Measures = Annotated[
     str,
     typer.Option(
         metavar="NAMES",
-        help="loss, dictionary, repeat, slopes. For long prompts, loss alone takes a quarter of "
-        "the time.",
+        help="loss, dictionary, repeat, slopes. Loss alone takes a third of the time, or less.",
         **_PANEL,
     ),
 ]

@@ -15,13 +15,13 @@ The context runs once for all classes, so every head of a model is affordable.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias, Unpack
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from llmprobe.base.intervals import Estimate, estimate, paired_p
@@ -329,28 +329,38 @@ class AblationProbe(Probe):
         self, model: nn.Module, tokens: Tensor, positions: Any, chunk: int | None, observe: Any
     ) -> list[Mapping[int, Any]]:
         """Nats (prompts, lengths) by number of class, from 1; 0 is with all heads."""
-        lengths, n = self.ready.lengths, self.same_targets
-        if n is None:
+        if self.same_targets is None:
+            return [self._everywhere(model, tokens, chunk)]
+        return [self._at_targets(model, tokens, chunk, self.same_targets)]
 
-            def nats() -> NDArray[np.float64]:
-                return sum_up_to(token_losses(model, tokens, chunk=chunk), lengths)
-        else:
-            n_head = self.ready.prompts.n_head
-            endings = [
-                ending_losses(model, ending(tokens, length, n_head), n, chunk=chunk)
-                for length in lengths
-            ]
-
-            def nats() -> NDArray[np.float64]:
-                sums = [losses().double().sum(1).cpu().numpy() for losses in endings]
-                return np.stack(sums, axis=1)
-
+    def _edits(self, model: nn.Module) -> list[AbstractContextManager[Any]]:
+        """None, then those that ablate each class."""
         edit = ablate(self.means())
-        found = {0: nats()}
-        for number, one in enumerate(self.classes, start=1):
-            with edit_attention(model, heads=one.heads, outputs=edit):
-                found[number] = nats()
-        return [found]
+        return [
+            nullcontext(),
+            *(edit_attention(model, heads=one.heads, outputs=edit) for one in self.classes),
+        ]
+
+    def _everywhere(self, model: nn.Module, tokens: Tensor, chunk: int | None) -> dict[int, Any]:
+        found = {}
+        for number, edit in enumerate(self._edits(model)):
+            with edit:
+                losses = token_losses(model, tokens, chunk=chunk)
+            found[number] = sum_up_to(losses, self.ready.lengths)
+        return found
+
+    def _at_targets(
+        self, model: nn.Module, tokens: Tensor, chunk: int | None, n: int
+    ) -> dict[int, Any]:
+        found: dict[int, list[Any]] = {}
+        for length in self.ready.lengths:  # one after the other: each has its cache
+            some = ending(tokens, length, self.ready.prompts.n_head)
+            again = ending_losses(model, some, n, chunk=chunk)
+            for number, edit in enumerate(self._edits(model)):
+                with edit:
+                    nats = again().double().sum(1).cpu().numpy()
+                found.setdefault(number, []).append(nats)
+        return {number: np.stack(sums, axis=1) for number, sums in found.items()}
 
     def take(
         self, tally: AblationTally, prompts: list[int], parts: Sequence[Mapping[int, Any]]

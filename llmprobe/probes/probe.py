@@ -127,7 +127,9 @@ def start(
         read_text(asked.text)
     if folder is not None and not overwrite:
         check_asked(folder, kind.tally.kind, model, asked)
-    probe = kind(as_loaded(model, tokenizer=tokenizer, **load), asked)
+    loaded = as_loaded(model, tokenizer=tokenizer, **load)
+    with evaluating(loaded.model):  # probes try a few tokens first
+        probe = kind(loaded, asked)
     return _open(probe, folder, overwrite=overwrite)
 
 

@@ -14,13 +14,14 @@ from llmprobe.base.intervals import (
     paired_p,
     ratio_estimate,
 )
+from llmprobe.base.trends import ENDS
 from llmprobe.probes.summaries import by_series
 from llmprobe.probes.tallies import Evidence
 from llmprobe.probes.treatments import REMEDY, SHUFFLED, Treatment
 
 UNTREATED = "untreated"
 _NOTHING = Estimate(np.nan, np.nan, np.nan, np.nan, 0)
-_SLOPES = tuple(f"slope{what}{end}" for what in ("", "_change") for end in ("", "_low", "_high"))
+_SLOPES = tuple(f"slope{what}{end}" for what in ("", "_change") for end in ENDS)
 
 
 def with_slopes(every: Sequence[Treatment]) -> list[Treatment]:

@@ -13,6 +13,7 @@ from rich.markup import escape
 
 from llmprobe.base.intervals import holm
 from llmprobe.base.signs import minus
+from llmprobe.base.trends import ENDS
 from llmprobe.results.base import Result, check_shape, command_line
 from llmprobe.results.series import Array, Integers
 from llmprobe.results.tables import MANY, MAX_ROWS, interval_cell, p_cell, span, titled
@@ -21,7 +22,6 @@ from llmprobe.results.views import HeadMap, Lines, View
 if TYPE_CHECKING:
     import pandas as pd
 
-_ENDS = ("", "_low", "_high")
 _HEADS = re.compile(r"\d{1,6}\.\d{1,6}(,\d{1,6}\.\d{1,6})*", re.ASCII)
 _NAMED = 6
 """Classes that the reading names, at most."""
@@ -101,9 +101,9 @@ class AblationResult(Result, kind="ablation"):
         fits = n and words and known and len(self.heads) == len(self.control_of) == n
         if not fits or not all(_HEADS.fullmatch(text) for text in self.heads):
             raise ValueError("classes, heads and control_of do not fit together")
-        for name in ("n_prompts", "n_tokens", *(f"baseline{end}" for end in _ENDS)):
+        for name in ("n_prompts", "n_tokens", *(f"baseline{end}" for end in ENDS)):
             check_shape(name, getattr(self, name), (len(self.lengths),))
-        for name in ("p", *(f"{x}{end}" for x in ("change", "versus_random") for end in _ENDS)):
+        for name in ("p", *(f"{x}{end}" for x in ("change", "versus_random") for end in ENDS)):
             check_shape(name, getattr(self, name), (n, len(self.lengths)))
 
     def to_frame(self) -> "pd.DataFrame":
@@ -121,8 +121,8 @@ class AblationResult(Result, kind="ablation"):
             "n_prompts": np.tile(self.n_prompts, n),
             "baseline": np.tile(self.baseline, n),
         }
-        names = (*(f"change{end}" for end in _ENDS), "p")
-        names += tuple(f"versus_random{end}" for end in _ENDS)
+        names = (*(f"change{end}" for end in ENDS), "p")
+        names += tuple(f"versus_random{end}" for end in ENDS)
         return pd.DataFrame(columns | {name: getattr(self, name).ravel() for name in names})
 
     def head_frame(self) -> "pd.DataFrame":
@@ -201,7 +201,7 @@ class AblationResult(Result, kind="ablation"):
     def table(self, *, width: int | None = None) -> Any:
         table = titled(f"change of the loss without these heads,{self._where()}")
         rows = self.key_frame()
-        single = bool((rows.n_heads == 1).all())
+        single = bool((rows["class"] == rows["heads"])[~rows.is_control].all())
         table.add_column("layer.head" if single else "class (heads)", overflow="fold")
         compared = bool(np.isfinite(rows.versus_random).any())
         if not compared and len(rows) > MANY:

@@ -7,10 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmprobe.base.intervals import divide
-from llmprobe.base.signs import minus
 from llmprobe.results.base import check_shape, missing_as_nan
 from llmprobe.results.series import Array, SeriesResult
-from llmprobe.results.tables import MAX_ROWS
+from llmprobe.results.tables import MAX_ROWS, signed_cells, span_cells
 from llmprobe.results.views import HeadMap, Lines, View
 
 if TYPE_CHECKING:
@@ -294,14 +293,11 @@ class AttentionResult(SeriesResult, kind="attention"):
 
     def _terms_table(self, width: int | None, **order: Any) -> Any:
         ends = {
-            "slope": _signed(self.slope_total),
-            "95 % CI": [
-                minus(f"{low:+.2f} to {high:+.2f}")
-                for low, high in zip(self.slope_total_low, self.slope_total_high, strict=True)
-            ],
-            "= disp.": _signed(self.slope_dispersion),
-            "+ values": _signed(self.slope_values),
-            "+ coh.": _signed(self.slope_coherence),
+            "slope": signed_cells(self.slope_total),
+            "95 % CI": span_cells(self.slope_total_low, self.slope_total_high),
+            "= disp.": signed_cells(self.slope_dispersion),
+            "+ values": signed_cells(self.slope_values),
+            "+ coh.": signed_cells(self.slope_coherence),
             "decides": self.decides(),
         }
         title = "standard deviation of a head's output over prompts, and the terms of its slope"
@@ -361,7 +357,3 @@ def _explained(table: Any, words: str) -> Any:
     """The table with what its columns mean below it."""
     table.caption = "\n".join([*filter(None, [table.caption]), words])
     return table
-
-
-def _signed(values: Array) -> list[str]:
-    return [minus(f"{value:+.2f}") for value in values]

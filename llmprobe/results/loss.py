@@ -12,6 +12,7 @@ import numpy as np
 from rich.markup import escape
 
 from llmprobe.base.signs import minus
+from llmprobe.base.trends import ENDS
 from llmprobe.results.base import Result, check_shape, command_line, missing_as_nan
 from llmprobe.results.series import Array, Integers
 from llmprobe.results.tables import span, titled
@@ -19,8 +20,6 @@ from llmprobe.results.views import Lines, View
 
 if TYPE_CHECKING:
     import pandas as pd
-
-_ENDS = ("", "_low", "_high")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -184,7 +183,7 @@ class LossResult(Result, kind="loss"):
         for row, length in enumerate(self.lengths):
             cells = []
             for name in names:
-                mean, low, high = (getattr(self, f"{name}{end}")[row] for end in _ENDS)
+                mean, low, high = (getattr(self, f"{name}{end}")[row] for end in ENDS)
                 missing = np.isnan(mean)
                 cells += ["–" if missing else minus(f"{mean:.3f}")]
                 cells += ["–" if np.isnan(low) else minus(f"{low:.3f} to {high:.3f}")]
@@ -195,7 +194,7 @@ class LossResult(Result, kind="loss"):
         return super().to_document() | {"reading": self.reading()}
 
     def _interval(self, name: str, at: int) -> str:
-        mean, low, high = (getattr(self, f"{name}{end}")[at] for end in _ENDS)
+        mean, low, high = (getattr(self, f"{name}{end}")[at] for end in ENDS)
         return f"{mean:.3f}" + ("" if np.isnan(low) else f" (95 % CI {low:.3f} to {high:.3f})")
 
     def _draw(self, kind: str, ax: Any) -> Any:

@@ -1,9 +1,10 @@
 """Notes of single layers as one note that names the layers, for people to read.
 
-    layer 0: heavy tails: 4 of 6 slopes rest on ...
-    layer 1: heavy tails: 3 of 6 slopes rest on ...
+    layer 0: heavy tails: slopes rest on ...
+    layer 1: heavy tails: slopes rest on ...
 
-become `layers 0 and 1: heavy tails: 7 of 12 slopes rest on ...`. Results keep the single notes.
+become `layers 0 and 1: heavy tails: slopes rest on ...`. Results keep the single notes. Those of
+older versions count `4 of 6 slopes`; such counts are added up.
 """
 
 import re

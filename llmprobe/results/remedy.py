@@ -13,6 +13,7 @@ from rich.markup import escape
 
 from llmprobe.base.intervals import holm
 from llmprobe.base.signs import minus
+from llmprobe.base.trends import ENDS
 from llmprobe.results.base import Result, check_shape, command_line, records
 from llmprobe.results.tables import count, p_cell, titled
 from llmprobe.results.views import Lines, View
@@ -29,7 +30,6 @@ MEASURES = {
     "repeat": "share of right tokens in a repeated passage",
 }
 """What is measured: losses, of which less is better, and shares of right answers."""
-ENDS = ("", "_low", "_high")
 _SHARES = ("dictionary", "repeat")
 ARMS = ("remedy", "shuffled", "norm kept")
 

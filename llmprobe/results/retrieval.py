@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from llmprobe.base.signs import minus
+from llmprobe.base.trends import ENDS
 from llmprobe.results.base import check_shape, command_line, records
 from llmprobe.results.series import Array, SeriesResult
 from llmprobe.results.tables import titled
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 N_SHOWN = 8
 """Heads in the table and in figures: those that attend most to the source."""
-ENDS = ("", "_low", "_high")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

@@ -155,3 +155,24 @@ def test_objects_that_hold_each_other_have_an_end(model):
     first.factor, second.factor = [second, model], [first, second]
     around(first)(model)
     assert digest_model(model) == digest_model(model)
+
+
+@pytest.mark.parametrize("depth", range(10))
+def test_an_object_counts_whole_wherever_it_is_met_first(model, depth):
+    """First at the end of a chain, where little more of it is read, and then near."""
+
+    def digest(factor):
+        near = far = Settings(factor)
+        for _ in range(depth):
+            far = [far]
+
+        def scale(module, args, output, held=(far, near)):
+            return output * held[1].factor
+
+        handle = model.model.layers[0].mlp.register_forward_hook(scale)
+        try:
+            return digest_model(model)
+        finally:
+            handle.remove()
+
+    assert digest(1.0) != digest(2.0)

@@ -1,5 +1,7 @@
 """Losses in slices equal those of a plain forward with labels, for every family's head."""
 
+import copy
+
 import pytest
 import torch
 from families import FAMILIES, tiny
@@ -136,6 +138,13 @@ def test_endings_behind_a_kept_context_have_the_losses_of_the_whole(family, n, c
         first, second = again(), again()
     torch.testing.assert_close(first.double(), plain(model)[:, -n:], atol=1e-5, rtol=0)
     assert torch.equal(first, second)
+
+
+def test_an_ending_runs_with_gradients_too():
+    model = copy.deepcopy(tiny("llama")).requires_grad_()
+    losses = ending_losses(model, TOKENS, 9)()
+    assert losses.requires_grad
+    torch.testing.assert_close(losses.detach().double(), plain(model)[:, -9:], atol=1e-5, rtol=0)
 
 
 def test_an_edit_of_an_ending_leaves_its_context_alone():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
-from families import no_positions, state
+from families import no_positions, state, tiny
 from torch.nn import functional
 
 from llmprobe import (
@@ -21,6 +21,7 @@ from llmprobe import (
     probe_remedies,
     probe_variance,
     restore,
+    token_losses,
 )
 from llmprobe.capture.discovery import attention_layers
 from llmprobe.capture.loading import as_loaded
@@ -312,9 +313,27 @@ def test_a_model_that_counts_in_its_own_way_runs_whole(weak, options):
     probe.may_chunk = lambda: True
     tokens = probe.ready.prompts.batch([0], 128)
     with torch.inference_mode():
-        probe.forward(weak, tokens, None, None, None)
-    assert probe.compared
-    assert not probe.resumes
+        whole = token_losses(weak, tokens)
+        assert probe._ending(weak, tokens, 64, whole) is None
+        assert probe._ending(weak, tokens[:, :64], 8, whole[:, :63]) is not None
+
+
+def test_what_a_remedy_does_not_reach_changes_by_nothing_at_all():
+    """A window hides that a prompt is longer than L, and rounding over a cache is no change."""
+    model = tiny("mistral")  # all of its layers see 4 tokens
+    assert model.config.sliding_window <= 16
+    ask = {"remedies": "logn,infoscale", "doses": "1", "trained": 16, "measures": "loss"}
+    result = probe_remedies(model, "8,32", prompts="random", n_prompts=4, bos="no", **ask)
+    shown = np.array(result.arms) == "remedy"
+    assert (result.change[0, shown] == 0).all()
+    assert "changes nothing up to 32 tokens" in result.reading()
+
+
+def test_positions_that_depend_on_the_whole_length_are_never_cut(loaded, options):
+    given = {name: options[name] for name in ("prompts", "text", "n_prompts")}
+    asked = {"lengths": "32,64", "remedies": "logn", "doses": "1", "measures": "loss", **given}
+    for rope, may in (("dynamic", False), ("yarn:2", True)):
+        assert RemedyProbe(loaded, RemedyRequest(rope=rope, **asked)).may_chunk() is may
 
 
 def test_measures_can_be_left_out(loaded, options):
