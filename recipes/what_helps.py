@@ -43,7 +43,7 @@ class Case:
 SMOLLM2 = "HuggingFaceTB/SmolLM2-135M"
 CASES = {
     # 16 times its trained context of 256.
-    "builtin": Case("builtin", "64..4096", 16, ropes=(None, "yarn")),
+    "builtin": Case("builtin", "64..4096", 8, measures="loss,slopes", ropes=(None, "yarn")),
     # Inside the trained context of 8,192: remedies act beyond 256 tokens, as if it were that.
     "inside": Case(SMOLLM2, "64..1024", 8, measures="loss,slopes", trained=256),
     # Twice the trained context.

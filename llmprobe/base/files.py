@@ -147,6 +147,14 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         beside.unlink(missing_ok=True)
 
 
+_PARTIAL = re.compile(r"\..*?(\d+)\.partial")
+
+
+def is_partial(name: str) -> bool:
+    """Whether a file of this name is half written, by us or by safetensors."""
+    return name.startswith(".tmp") or _PARTIAL.fullmatch(name) is not None
+
+
 def sweep_partial(folder: Path) -> None:
     """Remove what killed processes left half written.
 
@@ -154,7 +162,7 @@ def sweep_partial(folder: Path) -> None:
     caller holds the folder, so nobody is writing the latter.
     """
     for path in folder.iterdir():
-        match = re.fullmatch(r"\..*?(\d+)\.partial", path.name)
+        match = _PARTIAL.fullmatch(path.name)
         if path.name.startswith(".tmp") or (match and not _is_alive(int(match[1]))):
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)

@@ -8,11 +8,12 @@ another remedy, and positions should be repaired alone.
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from llmprobe.errors import UnsupportedModelError
 
@@ -46,7 +47,7 @@ def scaled_positions(model: nn.Module, kind: str, factor: float) -> Iterator[Non
         (parent, name, child)
         for parent in model.modules()
         for name, child in parent.named_children()
-        if hasattr(child, "inv_freq") and hasattr(child, "rope_type")
+        if _is_rotary(child)
     ]
     if not found:
         raise UnsupportedModelError(
@@ -58,6 +59,37 @@ def scaled_positions(model: nn.Module, kind: str, factor: float) -> Iterator[Non
             parent._modules[name] = new
             stack.callback(parent._modules.__setitem__, name, rotary)
         yield
+
+
+def positions_agree(model: nn.Module, lengths: Sequence[int]) -> bool:
+    """Whether the rotary positions of prompts of these lengths are those of the longest one.
+
+    Some kinds choose or scale frequencies by the length of the whole prompt, and may do so by less
+    than outputs of attention tell.
+    """
+    for rotary in filter(_is_rotary, model.modules()):
+        angles = [_angles(rotary, length) for length in sorted(set(lengths))]
+        for short in angles[:-1]:
+            begin = [x[:, : short[0].shape[1]] for x in angles[-1]]
+            if not all(torch.allclose(a, b, 0, 1e-6) for a, b in zip(short, begin, strict=True)):
+                return False
+    return True
+
+
+def _angles(rotary: Any, length: int) -> tuple[Tensor, ...]:
+    """Cosines and sines (1, positions, size) of a prompt, or both in complex numbers.
+
+    By a copy, because some remember lengths.
+    """
+    device = rotary.inv_freq.device
+    positions = torch.arange(length, device=device)[None]
+    with torch.inference_mode():
+        found = copy.deepcopy(rotary)(torch.zeros(1, 1, 1, device=device), positions)
+    return found if isinstance(found, tuple) else (found,)
+
+
+def _is_rotary(module: nn.Module) -> bool:
+    return hasattr(module, "inv_freq") and hasattr(module, "rope_type")
 
 
 def _scaled(rotary: Any, kind: str, factor: float) -> nn.Module:

@@ -24,6 +24,7 @@ from llmprobe.base.lengths import lengths_to_check, passes_of
 from llmprobe.base.machine import free_memory, is_out_of_memory, matmul_rate
 from llmprobe.capture.discovery import AttentionLayer, attention_layers, input_device
 from llmprobe.capture.outputs import capture_attention
+from llmprobe.capture.positions import positions_agree
 from llmprobe.errors import OutOfMemoryError
 from llmprobe.probes.prompts import Prompts
 from llmprobe.probes.tallies import N_GROUPS
@@ -261,6 +262,10 @@ def prefixes_agree(
     if any(layer.last_only for layer in layers):
         return False
     longest, bounds = max(lengths), thresholds(model)
+    if _scales_positions(model):
+        forget_lengths(model, prompts)
+        if not positions_agree(model, lengths):
+            return False
     shorter = lengths_to_check(lengths, bounds)
     if longest > _DEEP and not any(min(lengths) <= bound < longest for bound in bounds):
         if not _prefixes_agree(model, prompts, layers, [_DEEP // 4], _DEEP):
@@ -286,9 +291,19 @@ def chunks_agree(model: nn.Module, prompts: Prompts, layers: Sequence[AttentionL
     if any(layer.last_only for layer in layers):
         return False
     longest = prompts.longest
+    tried = [2, *(bound for bound in thresholds(model) if bound < longest), longest]
+    if _scales_positions(model):
+        forget_lengths(model, prompts)
+        if not positions_agree(model, tried):
+            return False
     beyond = [min(longest, t + max(1, t // 8)) for t in thresholds(model) if 2 <= t < longest]
     tried = sorted({min(longest, _N_IN_CHUNKS), *(n for n in beyond if n > _N_IN_CHUNKS)})
     return all(_chunks_agree(model, prompts, layers, length) for length in tried)
+
+
+def _scales_positions(model: nn.Module) -> bool:
+    """Plain rotary positions depend on nothing but themselves."""
+    return any(getattr(part, "rope_type", "default") != "default" for part in model.modules())
 
 
 def thresholds(model: nn.Module) -> list[int]:

@@ -44,7 +44,7 @@ class AblationResult(Result, kind="ablation"):
             value="change",
             low="change_low",
             high="change_high",
-            axis="nats per token without the head, longest prompts",
+            axis="nats per token, longest prompts",
             frame="head_frame",
         ),
         Lines(

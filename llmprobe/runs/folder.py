@@ -22,6 +22,7 @@ from typing import Any, Self
 
 from llmprobe.base.files import (
     as_path,
+    is_partial,
     is_result,
     refuse_existing,
     refuse_foreign,
@@ -258,9 +259,9 @@ def _configuration(folder: Path, kind: str) -> dict[str, Any] | None:
 
 def _is_begun(folder: Path) -> bool:
     """Whether this is all that a run leaves which was killed at its very beginning."""
-    ours = (f".{_FILE}.", LOCK, HOLDER)
-    names = {path.name for path in folder.iterdir() if not path.name.startswith(ours)}
-    return names <= {_CHECKPOINTS} and not any(folder.glob(f"{_CHECKPOINTS}/*"))
+    kept = [*folder.iterdir(), *folder.glob(f"{_CHECKPOINTS}/*")]
+    names = {path.name for path in kept if not is_partial(path.name)}
+    return names <= {_CHECKPOINTS, LOCK, HOLDER}
 
 
 def _write(folder: Path, configuration: Mapping[str, Any]) -> None:

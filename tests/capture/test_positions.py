@@ -4,11 +4,11 @@ import copy
 
 import pytest
 import torch
-from families import batch, state, tiny
-from transformers import LlamaForCausalLM
+from families import COMMON, batch, state, tiny
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from llmprobe import UnsupportedModelError, attention_layers
-from llmprobe.capture.positions import parse_rope, scaled_positions
+from llmprobe.capture.positions import parse_rope, positions_agree, scaled_positions
 
 
 def logits(model, inputs):
@@ -73,3 +73,22 @@ def test_positions_are_named_with_or_without_a_factor(text, expected):
 def test_other_positions_are_refused(text):
     with pytest.raises(ValueError, match=r"rope: got .*, accepted: dynamic, yarn, linear"):
         parse_rope(text)
+
+
+@pytest.mark.parametrize("factors", [([1.0] * 4, [1.0, 1.0, 1.0, 1.001]), ([2.0] * 4, [1.0] * 4)])
+def test_frequencies_that_a_long_prompt_chooses_are_found_however_near_they_are(factors):
+    short, long = factors
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 16,
+        "short_factor": short,
+        "long_factor": long,
+    }
+    config = LlamaConfig(**COMMON, rope_parameters=rope)
+    model = LlamaForCausalLM(config).eval()
+    assert not positions_agree(model, [8, 16, 32])
+    assert positions_agree(model, [8, 12, 16])
+    assert positions_agree(model, [20, 32])
+    assert positions_agree(tiny("llama"), [2, 8, 32])

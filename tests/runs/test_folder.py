@@ -49,6 +49,8 @@ def test_beginning_again_spares_what_others_put_there(tmp_path):
 def test_a_run_killed_at_its_very_beginning_can_be_begun_again(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / ".configuration.json.999999999.partial").write_text("{")
+    (tmp_path / ".999999999.partial").mkdir()  # half of a result
+    (tmp_path / "checkpoints" / ".tmpXyZ").write_bytes(b"half of a checkpoint")
     open_training(tmp_path, ASKED).close()
     assert {path.name for path in tmp_path.iterdir()} == {"checkpoints", "configuration.json"}
 
