@@ -61,11 +61,12 @@ def protocol(root: Path) -> str:
 
 
 def _verdict(result: Any) -> str:
-    """Which remedies help, and how many hurt."""
-    verdicts = {name: result.verdict(name) for name in result.names()}
-    helping = [name for name, verdict in verdicts.items() if verdict == "helps"]
-    n_hurt = list(verdicts.values()).count("hurts")
-    return f"{', '.join(helping) or 'none'} helps, {n_hurt} of {len(verdicts)} hurt"
+    """Which remedies help."""
+    names = result.names()
+    helping = [name for name in names if result.verdict(name) == "helps"]
+    if len(helping) == len(names):
+        return f"all {len(names)} colder softmaxes help"
+    return f"{', '.join(helping) or 'none'} of {len(names)} helps"
 
 
 @table
@@ -104,7 +105,9 @@ def recipes(root: Path) -> str:
         saved(folder / f"set_complement_search_{x}_constant") for x in ("gpt", "attention")
     )
     games = saved(folder / "othello_length_constant")
-    remedies, inside = (saved(folder / name) for name in ("what_helps", "what_helps_inside"))
+    far, repaired, inside = (
+        saved(folder / f"what_helps{name}") for name in ("", "_yarn", "_inside")
+    )
     harm = saved(folder / "does_it_hurt/classes").key_frame().set_index("class")
 
     def versus(name: str) -> str:
@@ -180,9 +183,9 @@ def recipes(root: Path) -> str:
         ),
         "what_helps": (
             "do remedies against dispersion help?",
-            f"SmolLM2, inside: {_verdict(inside)}; built-in model, "
-            f"{remedies.lengths[-1] / remedies.context_length:.0f} times its context: "
-            f"{_verdict(remedies)}",
+            f"{_verdict(inside)} SmolLM2 in its context; {_verdict(far)} builtin at "
+            f"{far.lengths[-1] / far.context_length:.0f} times its own; with repaired positions "
+            f"{_verdict(repaired)}",
         ),
     }
     lines = (
