@@ -6,7 +6,7 @@ Question: which of the published remedies lowers the loss of a language model on
 Expected: colder softmaxes help beyond L once positions are repaired (Qwen-7B, dynamic NTK:
     perplexity 5.71 to 4.62 at 8 L with logn), and are the identity inside L; if lost variance
     hurts, `restore` helps and its shams do not.
-Measured: confirmed for colder softmaxes, reversed for `restore`. Built-in model (L = 256), 8 prompts,
+Measured: confirmed for colder softmaxes, reversed for `restore`. Built-in model (L 256), 8 prompts,
     2,049 to 4,096 tokens, best of the doses 0.5 and 1: with positions repaired by YaRN all five
     help, by 0.07 to 0.14 nats, and their shams hurt; without, they hurt. restore and norm hurt.
     SmolLM2-135M-Instruct (dequantized Q4_1) inside its context, acting beyond 256 tokens, 8 windows
