@@ -201,7 +201,8 @@ class AblationResult(Result, kind="ablation"):
     def table(self, *, width: int | None = None) -> Any:
         table = titled(f"change of the loss without these heads,{self._where()}")
         rows = self.key_frame()
-        single = bool((rows["class"] == rows["heads"])[~rows.is_control].all())
+        unnamed = (rows["class"] == rows["heads"]) & (rows.n_heads == 1)
+        single = bool(unnamed[~rows.is_control].all())
         table.add_column("layer.head" if single else "class (heads)", overflow="fold")
         compared = bool(np.isfinite(rows.versus_random).any())
         if not compared and len(rows) > MANY:

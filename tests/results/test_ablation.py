@@ -60,3 +60,16 @@ def test_forged_fields_are_refused(change):
 def test_single_heads_make_a_map():
     frame = make_ablation_result().head_frame()
     assert frame[["layer", "head", "change"]].values.tolist() == [[1, 0, -0.001]]
+
+
+@pytest.mark.parametrize(
+    ("classes", "heads", "heading"),
+    [
+        (("0.0", "0.1", "1.0"), ("0.0", "0.1", "1.0"), "layer.head"),
+        (("early", "early, random 1", "late"), ("0.0", "0.1", "1.0"), "class (heads)"),
+        (("0.0,1.1", "0.0,1.1, random 1", "1.0"), ("0.0,1.1", "0.1,1.2", "1.0"), "class (heads)"),
+    ],
+)
+def test_only_single_heads_without_a_name_are_called_heads(classes, heads, heading):
+    result = dataclasses.replace(make_ablation_result(), classes=classes, heads=heads)
+    assert result.table().columns[0].header == heading
