@@ -149,7 +149,7 @@ def draw_slopes(
     heads = frame.assign(head=frame["head"].fillna(0)).pivot(
         index="layer", columns="head", values="slope"
     )
-    what = "std within a query" if tested == "within" else "std"
+    what = "std within a query\n" if tested == "within" else "std "  # or it is longer than the map
     n_layers, n_heads = heads.shape
     width, height = max(2.4, 1.2 + 0.3 * n_heads), max(2.4, 0.9 + 0.2 * n_layers)
     span = f"{rows.length.min()} to {rows.length.max()} tokens"
@@ -164,7 +164,7 @@ def draw_slopes(
             fmt=".2f",
             annot_kws={"size": 5},
             cbar_kws={
-                "label": f"slope of log {what} over log N,\n{prompts_of(rows)} prompts, {span}",
+                "label": f"slope of log {what}over log N,\n{prompts_of(rows)} prompts, {span}",
                 "extend": "both",
                 "extendfrac": 0.03,
                 "aspect": height / _BAR,
