@@ -10,6 +10,7 @@ Measured: partly. SmolLM2-135M-Instruct (dequantized Q4_1), 4 windows of WikiTex
     more with more context. Head by head the loss goes with none of the three (figures/README.md).
 """
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,11 +22,32 @@ import llmprobe
 from llmprobe import LLMProbeError, load_result, probe_ablation, rank_correlation
 
 NAME = "does_it_hurt"
-SCALES: dict[str, tuple[str, str, int, int, tuple[int, ...], int]] = {
-    # model, lengths, prompts; tokens that are predicted, contexts before them, windows of text
-    "quick": ("builtin", "16..64", 16, 8, (16, 64), 4),
-    "desk": ("HuggingFaceTB/SmolLM2-135M", "16..1024", 64, 64, (16, 256, 4096), 4),
-    "paper": ("meta-llama/Llama-3.2-1B", "16..4096", 256, 64, (16, 256, 4096), 64),
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is measured of a model."""
+
+    model: str
+    lengths: str
+    n_prompts: int
+    """Of each probe of heads: variance, attention, retrieval."""
+    n_targets: int
+    """Tokens at the end of a window that are predicted without heads."""
+    contexts: tuple[int, ...]
+    """Tokens before them."""
+    n_windows: int
+
+
+QUICK = Sizes("builtin", "16..64", 16, n_targets=8, contexts=(16, 64), n_windows=4)
+CASES = {
+    "smollm2": Sizes(
+        "HuggingFaceTB/SmolLM2-135M", "16..1024", 64, 64, contexts=(16, 256, 4096), n_windows=8
+    ),
+    # As far as two cores go in an hour: 1.5 billion parameters.
+    "qwen": Sizes(
+        "Qwen/Qwen2.5-Coder-1.5B", "16..512", 32, 16, contexts=(16, 256, 4096), n_windows=4
+    ),
 }
 N_SOURCE = 10
 """Heads in the class that attends most to the source."""
@@ -33,28 +55,37 @@ N_SOURCE = 10
 
 def main(
     scale: Literal["quick", "desk", "paper"] = "desk",
+    case: Annotated[str, typer.Option(help=f"{', '.join(CASES)}.")] = "smollm2",
     model: Annotated[str | None, typer.Option(help="Hub id, folder or .gguf file.")] = None,
     text: Annotated[Path | None, typer.Option(help="Text to predict; builtin has its own.")] = None,
     output: Annotated[Path, typer.Option(help="Folder for figure and results.")] = Path("figures"),
     redraw: Annotated[bool, typer.Option("--redraw", help="From the saved results.")] = False,
 ) -> None:
     """Every part keeps its folder, so the same command resumes."""
+    sizes = QUICK if scale == "quick" else CASES[case]
+    if scale == "paper":
+        sizes = replace(sizes, n_prompts=256, n_windows=64)
+    name = NAME if case == "smollm2" else f"{NAME}_{case}"
     if not redraw:
-        measure(scale, model, text or "builtin", output / NAME)
-    draw(output / NAME, output)
+        measure(sizes, model or sizes.model, text or "builtin", output / name)
+    draw(output / name)
 
 
-def measure(scale: str, model: str | None, text: str | Path, folder: Path) -> None:
-    name, lengths, n, n_targets, contexts, n_windows = SCALES[scale]
-    loaded = llmprobe.load_model(model or name)
-    drawn = {"layers": "all", "n_prompts": n, "prompts": "unigram", "text": text}
-    variance = llmprobe.probe_variance(
-        loaded, lengths, at="heads", output=folder / "variance", **drawn
-    )
-    llmprobe.probe_attention(loaded, lengths, output=folder / "attention", **drawn)
-    longest = max(llmprobe.parse_lengths(lengths))
+def measure(sizes: Sizes, model: str, text: str | Path, folder: Path) -> None:
+    loaded = llmprobe.load_model(model)
+    longest = max(llmprobe.parse_lengths(sizes.lengths))
+    asked: dict[str, Any] = {"text": text, "seed": 1, "n_prompts": sizes.n_windows}
+    # The same tokens given more and more context; a length counts these tokens too.
+    aimed = {"same_targets": sizes.n_targets, **asked}
+    reached = [sizes.n_targets + context for context in sizes.contexts]
+    probe_ablation(loaded, reached, heads="each", output=folder / "each", **aimed)
     retrieval = llmprobe.probe_retrieval(
-        loaded, longest, layers="all", n_prompts=n, output=folder / "retrieval"
+        loaded, longest, layers="all", n_prompts=sizes.n_prompts, output=folder / "retrieval"
+    )
+    drawn = {"layers": "all", "n_prompts": sizes.n_prompts, "prompts": "unigram", "text": text}
+    llmprobe.probe_attention(loaded, sizes.lengths, output=folder / "attention", **drawn)
+    variance = llmprobe.probe_variance(
+        loaded, sizes.lengths, at="heads", output=folder / "variance", **drawn
     )
     most = np.argsort(-retrieval.source[:, -1])[:N_SOURCE]
     chosen = {"source": [(retrieval.layer[k], retrieval.head[k]) for k in most]}
@@ -64,12 +95,8 @@ def measure(scale: str, model: str | None, text: str | Path, folder: Path) -> No
     classes = {
         name: ",".join(f"{layer}.{head}" for layer, head in some) for name, some in chosen.items()
     }
-    asked: dict[str, Any] = {"text": text, "seed": 1, "n_prompts": n_windows, "n_controls": 2}
-    probe_ablation(loaded, lengths, heads=classes, output=folder / "classes", **asked)
-    # The same tokens given more and more context; a length counts these tokens too.
-    lengths, asked["same_targets"] = [n_targets + context for context in contexts], n_targets
-    probe_ablation(loaded, lengths, heads=classes, output=folder / "targets", **asked)
-    probe_ablation(loaded, lengths, heads="each", output=folder / "each", **asked)
+    for name, lengths, how in (("classes", sizes.lengths, asked), ("targets", reached, aimed)):
+        probe_ablation(loaded, lengths, heads=classes, n_controls=2, output=folder / name, **how)
 
 
 def heads_table(folder: Path):
@@ -85,7 +112,7 @@ def heads_table(folder: Path):
     return table.merge(changes.reset_index(), on=keys)
 
 
-def draw(folder: Path, output: Path) -> None:
+def draw(folder: Path) -> None:
     """The figure and the sentences, from the saved results."""
     classes, table = load_result(folder / "classes"), heads_table(folder)
     table.to_csv(folder / "heads.csv", index=False, float_format="%.6g")
@@ -109,7 +136,7 @@ def draw(folder: Path, output: Path) -> None:
         right.set_xlabel("slope of dispersion, by head")
         right.set_ylabel(f"nats per token without the head,\n{context:,} tokens of context")
         for ending in ("png", "pdf"):
-            plt.savefig(output / f"{NAME}.{ending}", dpi=200)
+            plt.savefig(folder.with_name(f"{folder.name}.{ending}"), dpi=200)
         plt.close()
 
 
