@@ -37,16 +37,18 @@ class Sizes:
     contexts: tuple[int, ...]
     """Tokens before them."""
     n_windows: int
+    every: int = 1
+    """Of how many layers one has each of its heads ablated."""
 
 
 QUICK = Sizes("builtin", "16..64", 16, n_targets=8, contexts=(16, 64), n_windows=4)
 CASES = {
     "smollm2": Sizes(
-        "HuggingFaceTB/SmolLM2-135M", "16..1024", 64, 64, contexts=(16, 256, 4096), n_windows=8
+        "HuggingFaceTB/SmolLM2-135M", "16..1024", 64, 64, contexts=(16, 256, 4096), n_windows=4
     ),
-    # As far as two cores go in an hour: 1.5 billion parameters.
+    # 1.5 billion parameters: as far as two cores go in half an hour.
     "qwen": Sizes(
-        "Qwen/Qwen2.5-Coder-1.5B", "16..512", 32, 16, contexts=(16, 256, 4096), n_windows=4
+        "Qwen/Qwen2.5-Coder-1.5B", "16..256", 32, 16, (16, 256, 1024), n_windows=4, every=4
     ),
 }
 N_SOURCE = 10
@@ -78,7 +80,10 @@ def measure(sizes: Sizes, model: str, text: str | Path, folder: Path) -> None:
     # The same tokens given more and more context; a length counts these tokens too.
     aimed = {"same_targets": sizes.n_targets, **asked}
     reached = [sizes.n_targets + context for context in sizes.contexts]
-    probe_ablation(loaded, reached, heads="each", output=folder / "each", **aimed)
+    layers = llmprobe.attention_layers(loaded)[:: sizes.every]
+    each = [f"{layer.layer}.{head}" for layer in layers for head in range(layer.n_heads)]
+    each = dict(zip(each, each, strict=True))
+    probe_ablation(loaded, reached, heads=each, n_controls=0, output=folder / "each", **aimed)
     retrieval = llmprobe.probe_retrieval(
         loaded, longest, layers="all", n_prompts=sizes.n_prompts, output=folder / "retrieval"
     )

@@ -57,6 +57,16 @@ CASES = {
         measures="loss",
         ropes=(None, "yarn"),
     ),
+    # Inside the trained context of 32,768, acting beyond 64 tokens: as far as two cores go.
+    "qwen": Case(
+        "Qwen/Qwen2.5-Coder-1.5B",
+        "32..256",
+        4,
+        doses="0.5",
+        remedies="logn,infoscale,temperature,restore",
+        measures="loss",
+        trained=64,
+    ),
 }
 
 

@@ -240,7 +240,37 @@ CHANGE, VERSUS = (
 
 @table
 def harm(root: Path) -> str:
-    result = saved(root / "figures/does_it_hurt/classes")
+    return _harm(root, "does_it_hurt")
+
+
+@table
+def harm_qwen(root: Path) -> str:
+    return _harm(root, "does_it_hurt_qwen")
+
+
+@table
+def harm_targets(root: Path) -> str:
+    return _harm_targets(root, "does_it_hurt")
+
+
+@table
+def harm_targets_qwen(root: Path) -> str:
+    return _harm_targets(root, "does_it_hurt_qwen")
+
+
+@table
+def harm_links(root: Path) -> str:
+    return _harm_links(root, "does_it_hurt")
+
+
+@table
+def harm_links_qwen(root: Path) -> str:
+    return _harm_links(root, "does_it_hurt_qwen")
+
+
+def _harm(root: Path, run: str) -> str:
+    """Without classes of heads at all positions."""
+    result = saved(root / f"figures/{run}/classes")
     early, late = 64, max(result.lengths)
     columns = [(early, CHANGE), (late, CHANGE), (late, VERSUS)]
     head = f"class| heads| loss without it, {early // 2 + 1} to {early} tokens"
@@ -250,9 +280,9 @@ def harm(root: Path) -> str:
     return rows(head, _classes(result, columns))
 
 
-@table
-def harm_targets(root: Path) -> str:
-    result = saved(root / "figures/does_it_hurt/targets")
+def _harm_targets(root: Path, run: str) -> str:
+    """Without classes of heads at the last tokens."""
+    result = saved(root / f"figures/{run}/targets")
     columns = [*((n, CHANGE) for n in result.lengths), (result.lengths[-1], VERSUS)]
     contexts = [f"{n - result.same_targets:,}" for n in result.lengths]
     head = "class| heads| loss without it, " + " tokens of context| ".join(contexts)
@@ -272,14 +302,14 @@ def _classes(result: Any, columns: list[tuple[int, list[str]]]) -> list[str]:
     return lines
 
 
-@table
-def harm_links(root: Path) -> str:
+def _harm_links(root: Path, run: str) -> str:
+    """Rank correlations over heads."""
     names = {
         "slope": "slope of the variance",
         "slope_dispersion": "slope of dispersion",
         "source": "attention on the source",
     }
-    heads = pd.read_csv(root / "figures/does_it_hurt/heads.csv")
+    heads = pd.read_csv(root / f"figures/{run}/heads.csv")
     changes = [name for name in heads if name.startswith("change_")]
     lines = []
     for name, words in names.items():
