@@ -161,7 +161,9 @@ def test_an_edited_layer_changes_the_next_and_a_second_measurement_restores_what
             found = [probe_variance(model, seed=seed, n_prompts=48, **ask) for seed in range(2, 6)]
         holds_zero = np.mean([(x.slope_low <= 0) & (x.slope_high >= 0) for x in found], axis=0)
         slopes = np.abs(np.mean([x.slope for x in found], axis=0))
-        return [(holds_zero[layer].mean(), slopes[layer].mean()) for layer in np.split(np.arange(8), 2)]
+        return [
+            (holds_zero[layer].mean(), slopes[layer].mean()) for layer in np.split(np.arange(8), 2)
+        ]
 
     (first, _), (second, slope) = fresh(folders[0])
     assert first > 0.85
