@@ -13,8 +13,6 @@ others. The heads of a model are a population as well: 4,096 of its random promp
 prompts each. `docs/coverage.md` has the table.
 """
 
-from collections.abc import Iterator
-from dataclasses import replace
 from typing import Annotated
 
 import numpy as np
@@ -25,7 +23,7 @@ from scipy import special
 from llmprobe import attention_layers, capture_attention, load_model, make_prompts
 from llmprobe.base.components import GroupMoments, over_features
 from llmprobe.base.jackknife import jackknife
-from llmprobe.base.trends import fit_trends, line_weights
+from llmprobe.base.trends import heavy_tails, line_weights
 
 LENGTHS = (16, 64, 256)
 SIZES = (16, 32, 64, 256)
@@ -33,6 +31,10 @@ N_GROUPS = 16
 N_TOKENS = 128
 """Query tokens of a population."""
 GOOD = 0.9
+FEW = 32
+"""Prompts below which a note says so, whatever their tails."""
+N_NUMBERS = 2**22
+"""That are in memory at once, about."""
 
 
 def gaussian(rng, n):
@@ -98,71 +100,84 @@ def heads_of(loaded, layers, n, n_tokens=0):
     return np.concatenate(found, axis=1).swapaxes(1, 2)
 
 
-def samples(population, n, rng, n_queries) -> Iterator[GroupMoments]:
-    """Moments of groups of n prompts, without end."""
+def samples(population, n, rng, n_queries, n_samples) -> GroupMoments:
+    """Moments of groups of n prompts: (groups, heads, samples, lengths, features)."""
     n_groups = n_queries or N_GROUPS
-    while True:
-        if n_queries:  # prompt i of the population has query i mod N_TOKENS
-            queries = rng.integers(N_TOKENS, size=(n_groups, 1))
-            rows = rng.integers(len(population) // N_TOKENS, size=(n_groups, n // n_groups))
-            groups = population[rows * N_TOKENS + queries]
-        else:
-            drawn = population[rng.integers(len(population), size=n)]
-            groups = drawn.reshape(n // n_groups, n_groups, *drawn.shape[1:]).swapaxes(0, 1)
-        mean = groups.mean(axis=1)
-        yield GroupMoments(
-            count=np.full(mean.shape, float(n // n_groups)),
-            mean=mean,
-            m2=((groups - mean[:, None]) ** 2).sum(axis=1),
-            sizes=np.full(n_groups, float(n // n_groups)),
-            are_queries=bool(n_queries),
-        )
+    if n_queries:  # prompt i of the population has query i mod N_TOKENS
+        queries = rng.integers(N_TOKENS, size=(n_samples, 1, n_groups))
+        rows = rng.integers(len(population) // N_TOKENS, size=(n_samples, n // n_groups, n_groups))
+        drawn = population[rows * N_TOKENS + queries]
+    else:
+        drawn = population[rng.integers(len(population), size=(n_samples, n // n_groups, n_groups))]
+    mean = drawn.mean(axis=1)
+    m2 = ((drawn - mean[:, None]) ** 2).sum(axis=1)
+    mean, m2 = (x.transpose(1, 2, 0, 3, 4) for x in (mean, m2))
+    return GroupMoments(
+        count=np.full(mean.shape, float(n // n_groups)),
+        mean=mean,
+        m2=m2,
+        sizes=np.full(n_groups, float(n // n_groups)),
+        are_queries=bool(n_queries),
+    )
 
 
-def of_heads(groups, heads) -> GroupMoments:
-    """Those of some heads, which are the second axis."""
-    return replace(groups, **{x: getattr(groups, x)[:, heads] for x in ("count", "mean", "m2")})
+def intervals(groups, part, layers):
+    """Ends of the slopes' intervals by head and sample, those of a plain t, and notes by layer.
+
+    What `fit_trends` does to the heads of a layer, for all samples at once.
+    """
+    line = line_weights(LENGTHS)
+    full, rest = (
+        np.log(over_features(getattr(x, part))) / 2 @ line
+        for x in (groups.split(), groups.split_without())
+    )
+    found = [jackknife(full[x], rest[:, x], groups.sizes, together=True) for x in layers]
+    ends = [np.concatenate(x) for x in zip(*(one.ends() for one in found), strict=True)]
+    simple = jackknife(full, rest, groups.sizes)
+    half = special.stdtrit(len(groups.sizes) - 1, 0.975) * simple.se
+    plain = [simple.value - half, simple.value + half]
+    notes = [
+        [bool(heavy_tails(x, groups.sizes, groups.are_queries)) for x in one.kurtosis.T]
+        for one in found
+    ]
+    return ends, plain, np.array(notes)
 
 
 def report(name, population, n_samples, n_queries=0, n_heads=None):
     """Print the coverage of total slopes, or of those within queries, by number of prompts.
 
-    `n_heads` of a layer; all are of one layer by default.
+    The mean is given with its Monte Carlo standard error. `n_heads` of a layer; all are of one
+    layer by default.
     """
     population = population - population.mean(axis=0)
-    line, part = line_weights(LENGTHS), "total"
+    part = "total"
     variance = (population**2).mean(axis=0)
     if n_queries:
         part = "within"
         each = population.reshape(-1, N_TOKENS, *population.shape[1:])
         variance = variance - (each.mean(axis=0) ** 2).mean(axis=0)
-    truth = np.log(variance.sum(axis=-1)) / 2 @ line
+    truth = (np.log(variance.sum(axis=-1)) / 2 @ line_weights(LENGTHS))[:, None]
     rng, n_all = np.random.default_rng(1), population.shape[1]
     layers = [slice(at, at + (n_heads or n_all)) for at in range(0, n_all, n_heads or n_all)]
     by_query = [k * n_queries for k in (2, 4, 16) if k * n_queries <= SIZES[-1]]
     for n in by_query if n_queries else SIZES:
-        plain, held, noted, drawn = [], [], [], samples(population, n, rng, n_queries)
-        for _ in range(n_samples):
-            groups = next(drawn)
-            found = [fit_trends(LENGTHS, of_heads(groups, x), np.ones(3)) for x in layers]
-            low, high = (
-                np.concatenate([columns[f"slope_{part}{end}"] for columns, _ in found])
-                for end in ("_low", "_high")
-            )
-            held.append((low <= truth) & (truth <= high))
-            noted.append([n < 32 or bool(notes) for _, notes in found])
-            full, rest = (
-                over_features(getattr(x, part)) for x in (groups.split(), groups.split_without())
-            )
-            simple = jackknife(np.log(full) / 2 @ line, np.log(rest) / 2 @ line)
-            half = special.stdtrit(len(groups.sizes) - 1, 0.975) * simple.se
-            plain.append(np.abs(simple.value - truth) <= half)
-        new, old, told = (np.mean(x, axis=0) for x in (held, plain, noted))
+        n_batch = max(1, N_NUMBERS // (max(n, 16 * N_GROUPS) * population[0].size))
+        held, plain, noted = [], [], []
+        for at in range(0, n_samples, n_batch):
+            drawn = samples(population, n, rng, n_queries, min(n_batch, n_samples - at))
+            *both, notes = intervals(drawn, part, layers)
+            for ends, kept in zip(both, (held, plain), strict=True):
+                kept.append((ends[0] <= truth) & (truth <= ends[1]))
+            noted.append(notes | (n < FEW))
+        new, old, told = (np.concatenate(x, axis=1) for x in (held, plain, noted))
+        error = new.mean(axis=0).std(ddof=1) / np.sqrt(n_samples)
+        new, old, told = (x.mean(axis=1) for x in (new, old, told))
         good = np.array([new[x].min() >= GOOD for x in layers])
         shares = [f"{told[x].mean():.0%}" if x.any() else "–" for x in (good, ~good)]
         print(
-            f"| {name} | {n} | {old.mean():.1%} ({old.min():.0%}) | {new.mean():.1%} | "
-            f"{new.min():.0%} | {np.mean(new < GOOD):.0%} | {' | '.join(shares)} |",
+            f"| {name} | {n} | {old.mean():.1%} ({old.min():.0%}) | "
+            f"{100 * new.mean():.2f} ± {100 * error:.2f} % | {new.min():.0%} | "
+            f"{np.mean(new < GOOD):.0%} | {' | '.join(shares)} |",
             flush=True,
         )
 
@@ -171,7 +186,7 @@ def main(
     model: Annotated[str | None, typer.Option(help="Folder, .gguf file or hub id.")] = None,
     layers: Annotated[str, typer.Option(help="all, 0, or 0,4,8..12.")] = "0",
     n_queries: Annotated[int, typer.Option(help="Fixed queries; 0 for free ones.")] = 0,
-    n_samples: Annotated[int, typer.Option(help="Samples of each size.")] = 1000,
+    n_samples: Annotated[int, typer.Option(help="Samples of each size.")] = 10000,
     n_population: Annotated[int, typer.Option(help="Prompts of a population.")] = 4096,
 ) -> None:
     print("| population | prompts | plain t: mean (worst) | mean | worst | below | good | bad |")

@@ -13,6 +13,8 @@ import torch
 from checkout import ROOT
 from torch.utils.flop_counter import FlopCounterMode
 
+from llmprobe.base.trends import fit_trends
+
 LENGTHS = [64, 32, 16]
 
 
@@ -224,20 +226,43 @@ def test_a_worker_answers_and_what_it_does_not_survive_is_none(bench, monkeypatc
         assert worker.process is None  # the next request starts another
 
 
-def test_coverage_is_counted_by_head_and_notes_by_layer(capsys):
+@pytest.fixture(scope="module")
+def coverage():
     path = ROOT / "benchmarks" / "coverage.py"  # a package on the path has the same name
     spec = spec_from_file_location("coverage_of_intervals", path)
     script = module_from_spec(spec)
     spec.loader.exec_module(script)
+    return script
+
+
+@pytest.mark.parametrize("n_queries", [0, 16, 64])
+def test_many_samples_at_once_get_the_intervals_and_notes_of_a_probe(coverage, n_queries):
+    rng = np.random.default_rng(0)
+    population = coverage.heavy(rng, 1024)[:, 2:6]
+    layers, part = [slice(0, 2), slice(2, 4)], "within" if n_queries else "total"
+    drawn = coverage.samples(population, 128, rng, n_queries, 6)
+    ends, _, notes = coverage.intervals(drawn, part, layers)
+    for sample in range(6):
+        for number, heads in enumerate(layers):
+            one = {x: getattr(drawn, x)[:, heads, sample] for x in ("count", "mean", "m2")}
+            columns, told = fit_trends(coverage.LENGTHS, replace(drawn, **one), np.ones(3))
+            for end, name in zip(ends, ("low", "high"), strict=True):
+                np.testing.assert_allclose(end[heads, sample], columns[f"slope_{part}_{name}"])
+            assert notes[number, sample] == bool(told)
+
+
+def test_coverage_is_counted_by_head_and_notes_by_layer(coverage, capsys):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(2048, 4, 3, 8))
     # In the second layer three prompts of 100 are all that varies at one of the lengths.
     x[:, 2:, 2] *= np.where(rng.random((2048, 1, 1)) < 0.03, 30, 1)
-    script.report("toy", x, 40, n_heads=2)
+    coverage.report("toy", x, 40, n_heads=2)
     rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()]
     assert [row[:2] for row in rows] == [["toy", str(n)] for n in (16, 32, 64, 256)]
     for _, _, _, mean, worst, below, fine, bad in rows[1:3]:
-        assert 0.4 < float(mean.strip("%")) / 100 < 0.9
+        middle, error = (float(x) for x in mean.strip(" %").split(" ± "))
+        assert 40 < middle < 90
+        assert 1 < error < 10
         assert float(worst.strip("%")) < 80
         assert below == "50%"
         assert float(fine.strip("%")) < 20 <= float(bad.strip("%"))

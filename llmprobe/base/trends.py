@@ -75,7 +75,7 @@ def fit_trends(
     )
     columns |= _tests(lengths, slopes[tested], logs[tested], sizes, uniform)
     reasons = sorted({str(reason) for reason in decay.reason if reason})
-    return columns, [*reasons, *_heavy_tails(slopes[tested], sizes, groups.are_queries)]
+    return columns, [*reasons, *heavy_tails(slopes[tested].kurtosis, sizes, groups.are_queries)]
 
 
 def fit_sides(lengths: tuple[int, ...], groups: GroupMoments, edge: int) -> list[Jackknifed]:
@@ -141,15 +141,18 @@ def _tests(
     }
 
 
-def _heavy_tails(slope: Jackknifed, sizes: Array, are_queries: bool) -> list[str]:
-    """Where slopes rest on so few prompts that intervals may cover less than they say."""
+def heavy_tails(kurtosis: Array, sizes: Array, are_queries: bool) -> list[str]:
+    """Where slopes rest on so few prompts that intervals may cover less than they say.
+
+    By the kurtosis of the slopes of a layer's series, and the sizes of the groups.
+    """
     n_groups = len(sizes)
     if are_queries and n_groups < _ENOUGH_QUERIES:
         return [
             f"{n_groups} query tokens are few: 95 % intervals cover less, down to 50 % in tests, "
             "where a few tokens differ from the others; raise n_queries (docs/coverage.md)"
         ]
-    known = slope.kurtosis[np.isfinite(slope.kurtosis)]
+    known = kurtosis[np.isfinite(kurtosis)]
     limit = (_LIGHT[0] + _LIGHT[1] / sizes.mean()) * np.sqrt(n_groups / 16)
     if not len(known) or known.mean() <= limit:
         return []

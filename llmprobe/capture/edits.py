@@ -145,6 +145,26 @@ class LengthMoments(NamedTuple):
         between = [torch.lerp(x[left], x[right], share) for x in (mean, log_std)]
         return between[0], between[1].exp()
 
+    def then(self, left: "LengthMoments", reference: int) -> "LengthMoments":
+        """Moments that restore as these do, and after them those that are `left`.
+
+        Those that are left were measured in a model that is restored by these. Restoring by the
+        result is, at its lengths, the same as restoring by both in turn.
+        """
+        # With the reference among the lengths, nothing up to it depends on what is beyond.
+        lengths = tuple(sorted({*self.lengths, reference}))
+        n, usual = torch.tensor(lengths), torch.tensor(reference)
+        (own_mean, own_std), (usual_mean, usual_std) = self.at(n), self.at(usual)
+        (mean, std), (left_mean, left_std) = left.at(n), left.at(usual)
+        gain, more = _ratio(usual_std, own_std), _ratio(left_std, std)
+        new = own_mean + (mean - usual_mean) / gain - (left_mean - usual_mean) / (gain * more)
+        beyond = (n > reference)[:, None, None]
+        return LengthMoments(
+            lengths,
+            torch.where(beyond, new, own_mean),
+            torch.where(beyond, usual_std / (gain * more), own_std),
+        )
+
 
 def restore_moments(
     moments: Mapping[int, LengthMoments],

@@ -250,7 +250,10 @@ def _usual_norms(moments: LengthMoments, reference: int) -> Tensor:
 
 
 def restore(
-    source: str | Path | VarianceResult, *, reference: int | None = None, dose: float = 1.0
+    source: str | Path | VarianceResult,
+    *left: str | Path,
+    reference: int | None = None,
+    dose: float = 1.0,
 ) -> Outputs:
     """An edit that gives head outputs back the variance that they lose with length.
 
@@ -261,15 +264,35 @@ def restore(
 
         with edit_attention(model, layers, outputs=restore("runs/heads")):
             model(**batch)
+
+    An edited layer changes the inputs of the layers above it, and with them their moments. `left`:
+    folders of the same measurement, each made inside the edit by those before it. They restore what
+    is left (docs/editing.md).
     """
     if isinstance(source, VarianceResult):
+        if left:
+            raise ValueError("source: got a result and folders, accepted: folders only")
         _check_heads(source.at)
         numbers = sorted(set(source.layer.tolist()))
         slopes = {n: torch.from_numpy(source.slope[source.layer == n].copy()) for n in numbers}
         return restore_slopes(slopes, reference=reference or source.reference, dose=dose)
-    evidence = Evidence.read(Path(source), VarianceTally)
-    usual = reference or evidence.provenance.arguments.get("reference") or evidence.lengths[0]
-    return restore_moments(moments_of(evidence), reference=usual, dose=dose)
+    first, *others = (Evidence.read(Path(folder), VarianceTally) for folder in (source, *left))
+    usual = reference or first.provenance.arguments.get("reference") or first.lengths[0]
+    moments, seen = moments_of(first), {first.run.get("model_hash")}
+    for folder, evidence in zip(left, others, strict=True):
+        more = moments_of(evidence)
+        if evidence.run.get("model_hash") in seen:
+            raise ValueError(
+                f"left: got {str(folder)!r}, which was measured before the last edit; make it "
+                "inside edit_attention(model, outputs=restore(...)) of the folders before it"
+            )
+        if more.keys() != moments.keys() or evidence.lengths != first.lengths:
+            raise ValueError(
+                f"left: got {str(folder)!r} of other layers or lengths, accepted: those of {source}"
+            )
+        seen.add(evidence.run.get("model_hash"))
+        moments = {layer: own.then(more[layer], usual) for layer, own in moments.items()}
+    return restore_moments(moments, reference=usual, dose=dose)
 
 
 def moments_of(evidence: Evidence) -> dict[int, LengthMoments]:

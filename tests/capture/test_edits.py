@@ -77,6 +77,20 @@ def test_a_feature_that_does_not_vary_keeps_its_width(moments):
         assert heads_of(model, inputs).isfinite().all()
 
 
+@pytest.mark.parametrize("reference", [1, 2, 4, 8, 40])
+def test_moments_one_after_the_other_restore_as_both_in_turn(moments, reference):
+    generator = torch.Generator().manual_seed(1)
+    mean, std = (torch.rand(3, 4, 8, generator=generator) + 0.1 for _ in range(2))
+    left = LengthMoments(moments.lengths, mean, std)
+    x, n = torch.randn(5, 3, 4, 8, generator=generator), torch.tensor([2, 8, 32])[None, :, None]
+    expected = x
+    for one in (moments, left):
+        edited = restore_moments({0: one}, reference=reference)(0, expected, n)
+        expected = expected if edited is None else edited
+    both = restore_moments({0: moments.then(left, reference)}, reference=reference)(0, x, n)
+    torch.testing.assert_close(x if both is None else both, expected)
+
+
 @pytest.mark.parametrize("family", ["llama", "gpt_oss", "mistral"])
 def test_the_adaptive_temperature_is_that_of_each_rows_entropy(family):
     model, inputs = tiny(family), batch(family, (7, 12), "left")

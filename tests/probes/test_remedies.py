@@ -150,6 +150,47 @@ def test_restored_heads_keep_their_variance_on_fresh_prompts(by, tmp_path):
     assert np.abs(np.mean([x.slope for x in after], axis=0)).max() < 0.03
 
 
+def test_an_edited_layer_changes_the_next_and_a_second_measurement_restores_what_is_left(tmp_path):
+    model, ask = tiny("llama"), {"lengths": (16, 64, 256), "at": "heads", "layers": "all"}
+    folders = [tmp_path / "heads", tmp_path / "left"]
+    before = probe_variance(model, seed=1, n_prompts=512, output=folders[0], **ask)
+    assert (before.slope_high < -0.2).all()
+
+    def fresh(*sources):
+        with edit_attention(model, outputs=restore(*sources)):
+            found = [probe_variance(model, seed=seed, n_prompts=48, **ask) for seed in range(2, 6)]
+        holds_zero = np.mean([(x.slope_low <= 0) & (x.slope_high >= 0) for x in found], axis=0)
+        slopes = np.abs(np.mean([x.slope for x in found], axis=0))
+        return [
+            (holds_zero[layer].mean(), slopes[layer].mean()) for layer in np.split(np.arange(8), 2)
+        ]
+
+    (first, _), (second, slope) = fresh(folders[0])
+    assert first > 0.85
+    assert second < 0.7
+    assert slope > 0.04
+    with edit_attention(model, outputs=restore(folders[0])):
+        probe_variance(model, seed=1, n_prompts=512, output=folders[1], **ask)
+    for holds_zero, slope in fresh(*folders):
+        assert holds_zero > 0.85  # of 95 % intervals of 4 heads, 4 times
+        assert slope < 0.02
+
+
+def test_what_is_left_is_measured_inside_the_edit(tmp_path):
+    model, ask = no_positions(), {"at": "heads", "n_prompts": 4}
+    folders = [tmp_path / name for name in "abc"]
+    result = probe_variance(model, (8, 16), seed=1, output=folders[0], **ask)
+    probe_variance(model, (8, 16), seed=2, output=folders[1], **ask)
+    with edit_attention(model, outputs=restore(folders[0])):
+        probe_variance(model, (8, 32), seed=1, output=folders[2], **ask)
+    with pytest.raises(ValueError, match="which was measured before the last edit; make it inside"):
+        restore(*folders[:2])
+    with pytest.raises(ValueError, match="of other layers or lengths, accepted: those of"):
+        restore(folders[0], folders[2])
+    with pytest.raises(ValueError, match="got a result and folders, accepted: folders only"):
+        restore(result, folders[1])
+
+
 # ---------------------------------------------------------------- numbers
 
 
