@@ -113,6 +113,9 @@ SETTINGS: Group = {
     "width": _unset(int, _NETWORK, "Width of the network."),
     "heads": _unset(int, _NETWORK, "Attention heads per layer."),
     "layers": _unset(int, _NETWORK, "Layers (set-complement, othello)."),
+    "mlp_layers": _unset(
+        int, _NETWORK, "Layers of the MLPs around the attention (argmax, dictionary). Default: 2."
+    ),
     "value_size": _unset(
         int, _NETWORK, "Value size per head (set-complement, othello). Default: width / heads."
     ),

@@ -33,7 +33,8 @@ _OF_SEARCH = (
 )
 _OF_TRAINING = (
     *_OF_SEARCH,
-    *("variants", "seeds", "width", "layers", "learning_rate", "dropout", "ema_decay"),
+    *("variants", "seeds", "width", "layers", "mlp_layers"),
+    *("learning_rate", "dropout", "ema_decay"),
 )
 """Arguments that are settings of a training or a test."""
 
@@ -54,6 +55,7 @@ def train_synthetic(
     width: int | None = None,
     heads: int | None = None,
     layers: int | None = None,
+    mlp_layers: int | None = None,
     value_size: int | None = None,
     batch: int | None = None,
     learning_rate: float | None = None,
@@ -86,6 +88,7 @@ def train_synthetic(
         target: for sequences, what the loss is computed against: the token that came next
             ("sampled") or all allowed tokens ("exact").
         layers, value_size: for sequences; `value_size` is per head.
+        mlp_layers: for sets, the linear maps of each MLP; 2 if None.
         vocab: number of tokens, for set-complement.
         output: folder for the result and its checkpoints. The same call resumes there.
         overwrite: begin again if the folder holds a training.

@@ -120,15 +120,19 @@ class SeedEmbedding(nn.Module):
 
 
 class SeedMlp(nn.Module):
-    """Two linear maps with a GELU between."""
+    """Linear maps with a GELU between, two of them if not said otherwise."""
 
-    def __init__(self, seeds: int, inputs: int, width: int, outputs: int) -> None:
+    def __init__(self, seeds: int, inputs: int, width: int, outputs: int, layers: int = 2) -> None:
         super().__init__()
         self.first = SeedLinear(seeds, inputs, width)
+        self.middle = nn.ModuleList(SeedLinear(seeds, width, width) for _ in range(layers - 2))
         self.second = SeedLinear(seeds, width, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.second(F.gelu(self.first(x)))
+        x = F.gelu(self.first(x))
+        for layer in self.middle:
+            x = F.gelu(layer(x))
+        return self.second(x)
 
 
 class SeedNorm(nn.Module):

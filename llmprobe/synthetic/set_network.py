@@ -103,27 +103,37 @@ def check_projection(parts: Mapping[str, str], heads: int) -> None:
         raise ValueError(f"variants: a network of {heads} heads has W_O; leave outproj out")
 
 
+def check_mlp_layers(layers: Any) -> None:
+    """Refuse an MLP without a hidden layer, and more layers than anybody means."""
+    if not isinstance(layers, int) or not 2 <= layers <= 100:
+        raise ValueError(f"mlp_layers: got {layers!r}, accepted: a whole number, 2 to 100")
+
+
 def _norm(parts: Mapping[str, str], place: str, seeds: int, size: int) -> nn.Module:
     norm: nn.Module = PARTS[parts[place]].build(seeds, size) if place in parts else nn.Identity()
     return norm
 
 
 class ItemEmbedding(nn.Module):
-    """The hidden layer of the items' MLP: (batch, n) tokens to (batch, n, width).
+    """The hidden layers of the items' MLP: (batch, n) tokens to (batch, n, width).
 
     A table of all tokens would be far too large, so a token's meaning is computed.
     """
 
     num_embeddings = VOCAB_SIZE
 
-    def __init__(self, task: str, width: int, seeds: int) -> None:
+    def __init__(self, task: str, width: int, seeds: int, layers: int = 2) -> None:
         super().__init__()
         self.task = SetTask.named(task)
         self.first = SeedLinear(seeds, self.task.item_size, width)
+        self.middle = nn.ModuleList(SeedLinear(seeds, width, width) for _ in range(layers - 2))
 
     def forward(self, tokens: Tensor) -> Tensor:
         items = self.task.items(tokens).to(self.first.weight.dtype)
-        return F.gelu(self.first(items))
+        x = F.gelu(self.first(items))
+        for layer in self.middle:
+            x = F.gelu(layer(x))
+        return x
 
 
 class SetAttention(nn.Module):
@@ -243,21 +253,26 @@ class SetNetwork(SeedNetwork):
         seeds: Sequence[int] = (0,),
         width: int = 128,
         heads: int = 1,
+        mlp_layers: int = 2,
     ) -> None:
-        super().__init__(seeds, task=task, variant=variant, width=width, heads=heads)
+        """`mlp_layers`: linear maps of each of the three MLPs, 2 or more."""
+        super().__init__(
+            seeds, task=task, variant=variant, width=width, heads=heads, mlp_layers=mlp_layers
+        )
         check_heads(width, heads)
+        check_mlp_layers(mlp_layers)
         parts = parse_set_variant(variant)
         check_projection(parts, heads)
         n = len(seeds)
         self.task = SetTask.named(task)
         self.variant, self.width, self.heads = variant, width, heads
-        self.items = ItemEmbedding(task, width, n)
-        self.query = SeedMlp(n, self.task.query_size, width, width)
+        self.items = ItemEmbedding(task, width, n, mlp_layers)
+        self.query = SeedMlp(n, self.task.query_size, width, width, mlp_layers)
         self.attention = SetAttention(width, heads, n, parts)
         self.norm = _norm(parts, "norm", n, width)
         self.residual = "residual" in parts
         self.sum_norm = _norm(parts, "sum", n, width)
-        self.readout = SeedMlp(n, width, width, N_CLASSES)
+        self.readout = SeedMlp(n, width, width, N_CLASSES, mlp_layers)
         self.draw_weights()
 
     def get_input_embeddings(self) -> ItemEmbedding:

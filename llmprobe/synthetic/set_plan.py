@@ -15,7 +15,13 @@ from llmprobe.base.seeds import torch_generator
 from llmprobe.results.accuracy import MARGINS, SyntheticResult
 from llmprobe.synthetic.layers import Drop, by_seed
 from llmprobe.synthetic.plan import Advance, Done, Numbers, Plan
-from llmprobe.synthetic.set_network import PARTS, SetNetwork, check_projection, parse_set_variant
+from llmprobe.synthetic.set_network import (
+    PARTS,
+    SetNetwork,
+    check_mlp_layers,
+    check_projection,
+    parse_set_variant,
+)
 from llmprobe.synthetic.set_scores import N_FEATURES, digest_test_sets, evaluate
 from llmprobe.synthetic.set_tokens import N_CLASSES
 from llmprobe.synthetic.tasks import SetTask
@@ -32,11 +38,18 @@ class SetTraining(Training):
     parts: ClassVar[Parts] = PARTS
 
     task: str = "argmax"
+    mlp_layers: int = 2
+    """Of the MLPs around the attention."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         SetTask.named(self.task).check(self.longest, "train_lengths")
         check_projection(self.parse(self.variant), self.heads)
+        check_mlp_layers(self.mlp_layers)
+
+    @property
+    def activations(self) -> int:
+        return super().activations * (self.mlp_layers - 1)
 
     def parse(self, variant: str) -> dict[str, str]:
         return parse_set_variant(variant)
@@ -46,7 +59,12 @@ class SetTraining(Training):
 
     def new_network(self, variant: str | None = None) -> SetNetwork:
         return SetNetwork(
-            self.task, variant or self.variant, seeds=self.seeds, width=self.width, heads=self.heads
+            self.task,
+            variant or self.variant,
+            seeds=self.seeds,
+            width=self.width,
+            heads=self.heads,
+            mlp_layers=self.mlp_layers,
         )
 
     def batches(self, block: int) -> Iterator[Batch]:

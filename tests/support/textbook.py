@@ -12,16 +12,19 @@ import torch
 from torch import Tensor, nn
 
 MAPS = {
-    "items.first": "item_mlp.0",
-    "attention.i_proj": "item_mlp.2",
-    "query.first": "query_mlp.0",
-    "query.second": "query_mlp.2",
+    "items.first": "item_mlp.first",
+    "items.middle.0": "item_mlp.middle0",
+    "attention.i_proj": "item_mlp.last",
+    "query.first": "query_mlp.first",
+    "query.middle.0": "query_mlp.middle0",
+    "query.second": "query_mlp.last",
     "attention.q_proj": "queries",
     "attention.k_proj": "keys",
     "attention.v_proj": "values",
     "attention.o_proj": "join",
-    "readout.first": "readout.0",
-    "readout.second": "readout.2",
+    "readout.first": "readout.first",
+    "readout.middle.0": "readout.middle0",
+    "readout.second": "readout.last",
 }
 """Linear maps by their names there and here."""
 VECTORS = {
@@ -71,7 +74,13 @@ KNOWN = {
 
 class Textbook(nn.Module):
     def __init__(
-        self, variant: str, item_size: int, query_size: int, width: int, heads: int
+        self,
+        variant: str,
+        item_size: int,
+        query_size: int,
+        width: int,
+        heads: int,
+        mlp_layers: int = 2,
     ) -> None:
         super().__init__()
         self.parts = set(variant.split("+")) - {"baseline"}
@@ -79,14 +88,14 @@ class Textbook(nn.Module):
             raise NotImplementedError(f"write down {self.parts - KNOWN} as its paper does")
         self.heads, self.size = heads, width // heads
         n_maps = 2 if "differential" in self.parts else 1
-        self.item_mlp = _mlp(item_size, width, width)
-        self.query_mlp = _mlp(query_size, width, width)
+        self.item_mlp = _mlp(item_size, width, width, mlp_layers)
+        self.query_mlp = _mlp(query_size, width, width, mlp_layers)
         self.queries = nn.Linear(width, n_maps * width, bias=False)
         self.keys = nn.Linear(width, n_maps * width, bias=False)
         self.values = nn.Linear(width, width, bias=False)
         projects = heads > 1 or "outproj" in self.parts
         self.join = nn.Linear(width, width, bias=False) if projects else nn.Identity()
-        self.readout = _mlp(width, width, 10)
+        self.readout = _mlp(width, width, 10, mlp_layers)
         self.norm: nn.Module = nn.Identity()
         for part in self.parts & NORMS.keys():
             self.norm = NORMS[part](width)
@@ -109,7 +118,8 @@ class Textbook(nn.Module):
     def of(cls, network: nn.Module) -> "Textbook":
         """With the weights of a `SetNetwork` of one seed."""
         task = network.task
-        own = cls(network.variant, task.item_size, task.query_size, network.width, network.heads)
+        sizes = (task.item_size, task.query_size, network.width, network.heads)
+        own = cls(network.variant, *sizes, 2 + len(network.readout.middle))
         own = own.to(next(network.parameters()).dtype)
         theirs = dict(network.named_parameters())
         pairs = list(own.pairs())
@@ -183,5 +193,12 @@ class Textbook(nn.Module):
         return torch.softmax(beta * scores, dim=-1)
 
 
-def _mlp(inputs: int, width: int, outputs: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(inputs, width), nn.GELU(), nn.Linear(width, outputs))
+def _mlp(inputs: int, width: int, outputs: int, layers: int) -> nn.Sequential:
+    found = nn.Sequential()
+    found.add_module("first", nn.Linear(inputs, width))
+    for number in range(layers - 2):
+        found.add_module(f"gelu{number}", nn.GELU())
+        found.add_module(f"middle{number}", nn.Linear(width, width))
+    found.add_module("gelu", nn.GELU())
+    found.add_module("last", nn.Linear(width, outputs))
+    return found

@@ -36,10 +36,11 @@ every_task = pytest.mark.parametrize("task", TASKS_OF_SETS)
 one_and_four_heads = pytest.mark.parametrize("heads", [1, 4])
 
 
-def build(task, variant, *, heads=1, seeds=(0,), dtype=torch.float64):
+def build(task, variant, *, heads=1, seeds=(0,), dtype=torch.float64, mlp_layers=2):
     """A network whose parameters are all away from where they begin, and attention from uniform."""
     heads = 1 if "outproj" in variant else heads
-    network = SetNetwork(task, variant, seeds=seeds, width=WIDTH, heads=heads).to(dtype)
+    shape = {"width": WIDTH, "heads": heads, "mlp_layers": mlp_layers}
+    network = SetNetwork(task, variant, seeds=seeds, **shape).to(dtype)
     generator = torch.Generator().manual_seed(1)
     for parameter in network.parameters():
         parameter.data += 0.2 * torch.randn(parameter.shape, generator=generator).to(dtype)
@@ -59,7 +60,18 @@ def by_textbook(book, task, tokens, kept=1.0):
 
 @pytest.mark.parametrize(("task", "variant", "heads"), CASES)
 def test_it_equals_the_textbook_and_so_do_its_gradients(task, variant, heads):
-    network = build(task, variant, heads=heads)
+    check_against_the_textbook(task, variant, heads=heads)
+
+
+@every_task
+def test_deeper_mlps_equal_the_textbooks(task):
+    check_against_the_textbook(task, "residual+postnorm+headnorm", heads=4, mlp_layers=3)
+    with pytest.raises(ValueError, match="mlp_layers: got 1, accepted: a whole number, 2 to 100"):
+        SetNetwork(task, mlp_layers=1)
+
+
+def check_against_the_textbook(task, variant, **shape):
+    network = build(task, variant, **shape)
     book = Textbook.of(network)
     tokens, labels = sets(task)
     answer, expected = network(tokens), by_textbook(book, task, tokens)
