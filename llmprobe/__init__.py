@@ -36,6 +36,7 @@ _HOME = {
     "SyntheticResult": "results.accuracy",
     "LegalityResult": "results.legality",
     "SearchResult": "results.search",
+    "SetSearchResult": "results.set_search",
     "balanced": "synthetic.complement",
     "logit_displacement": "synthetic.complement",
     "solve_complement": "synthetic.complement",

@@ -16,7 +16,7 @@ from samples import (
     make_synthetic_result,
     make_variance_result,
 )
-from search_samples import make_search_result
+from search_samples import make_search_result, make_set_search_result
 
 from llmprobe import load_result, probe_attention
 from llmprobe.errors import ResultFormatError
@@ -31,6 +31,7 @@ MAKE = {
     "synthetic": make_synthetic_result,
     "legality": make_legality_result,
     "search": make_search_result,
+    "set-search": lambda: make_set_search_result(16),
 }
 N_FORGED = 90
 """Of each kind."""

@@ -44,7 +44,14 @@ def test_a_recipe_uses_public_names_only(recipe):
             assert not [a.name for a in node.names if a.name.startswith("llmprobe.")]
 
 
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def has_measured(recipe):
+    return "Measured: nothing yet" not in ast.get_docstring(ast.parse(recipe.read_text()))
+
+
+MEASURED = [recipe for recipe in RECIPES if has_measured(recipe)]
+
+
+@pytest.mark.parametrize("recipe", MEASURED, ids=lambda path: path.stem)
 def test_a_recipe_has_its_figure_with_the_saved_result(recipe):
     figures = ROOT / "figures"
     assert list(figures.glob(f"{recipe.stem}*.png"))

@@ -25,9 +25,14 @@ _NETWORK = {"rich_help_panel": "Network"}
 _TEST = {"rich_help_panel": "Test"}
 
 _SEARCH = (
-    "Random search over N settings (set-complement, othello): each is trained with and without "
-    "dropout and scored with raw, EMA and BEMA weights. It draws learning rate 3e-4..1e-2, dropout "
-    "0.05..0.3, 1 - EMA decay 0.001..0.1, width 16, 32 or 64, 1 to 3 layers."
+    "Random search over N settings. For set-complement and othello each is trained with and "
+    "without dropout and scored with raw, EMA and BEMA weights. It draws learning rate 3e-4..1e-2, "
+    "dropout 0.05..0.3, 1 - EMA decay 0.001..0.1, width 16, 32 or 64, 1 to 3 layers. For argmax "
+    "and dictionary each is trained without and with each part of --variants (default: layernorm, "
+    "headnorm, concatnorm, postnorm, adaptive). It draws steps from --steps / 25 to --steps, "
+    "learning rate 2e-4..5e-3, schedule, weight decay 1e-5..0.1, width 32, 64 or 128, 1, 2 or 4 "
+    "heads, 2 or 3 MLP layers, training lengths to 8, 16 or 32, W_O and residual; --lengths are "
+    "multiples of the longest training length."
 )
 _VARIANTS = (
     "Networks to train, such as baseline,layernorm+ssmax: baseline, or parts joined by a plus "
@@ -207,7 +212,8 @@ def _of_search(options: dict[str, Any], n: int) -> dict[str, Any]:
     if n < 1:
         raise ValueError(f"search: got {n}, accepted: 1 or more settings")
     options["variant"] = options.pop("variants")
-    for name in ("seeds", "width", "layers", "learning_rate", "dropout", "ema_decay"):
+    drawn = ("seeds", "width", "layers", "mlp_layers", "learning_rate", "dropout", "ema_decay")
+    for name in drawn:
         value = options.pop(name)
         if value is not None:
             raise ValueError(f"{name}: got {value!r}, but it is drawn by the search; leave it out")

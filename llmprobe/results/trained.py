@@ -32,6 +32,8 @@ class TrainedResult(Result, kind=""):
     """The field that says how many tests there are at each length."""
     lists: ClassVar[tuple[str, ...]] = ("seeds", "lengths", "train_lengths")
     """Fields that come back from a file as lists."""
+    drawn: ClassVar[tuple[str, ...]] = ()
+    """Options that a search draws, so that its command has none."""
 
     task: str
     seeds: tuple[int, ...]
@@ -91,6 +93,8 @@ class TrainedResult(Result, kind=""):
             options["search"] = options.pop("seeds")
         left_out = ("seeds", "shortest", "longest", "llmprobe", "tests")
         options |= {name: value for name, value in given.items() if name not in left_out}
+        for name in self.drawn:
+            options.pop(name, None)
         return command_line("train-synthetic", options)
 
     @property

@@ -3,6 +3,7 @@
     result = train_synthetic("argmax", ["baseline", "layernorm"], seeds=8)
     result = train_synthetic("othello", preset="desk")
     result = search_synthetic("set-complement", 64)
+    result = search_synthetic("argmax", 64, variant="layernorm,headnorm")
     result.plot()
 
 With an output folder every finished piece is kept, and the same call resumes where it stopped.
@@ -124,14 +125,23 @@ def search_synthetic(
     overwrite: bool = False,
     progress: Progress = False,
 ) -> Result:
-    """Random search over `n` settings of one network, for tasks of sequences.
+    """Random search over `n` settings of a task.
 
-    A setting is a draw of learning rate, dropout, EMA decay, width and depth. It is trained with
-    and without dropout, and scored with raw, EMA and BEMA weights. Returns a `SearchResult`.
+    Tasks of sequences: a setting is a draw of learning rate, dropout, EMA decay, width and depth.
+    It is trained with and without dropout, and scored with raw, EMA and BEMA weights. Returns a
+    `SearchResult`.
+
+    Tasks of sets: a setting is a draw of steps, learning rate, schedule, weight decay, width,
+    heads, layers of the MLPs, training lengths, W_O and residual sum. It is trained as it is and
+    with each compared part, from the same seed. Returns a `SetSearchResult`.
 
     Args:
-        variant: the network, such as `mlp+prenorm`; the task's own if None.
-        schedule: of the learning rate; "constant" if None.
+        variant: for sequences the network, such as `mlp+prenorm`; for sets the parts to compare,
+            such as `layernorm,headnorm`. The task's own if None.
+        steps: for sets, the most: steps are drawn from a 25th of it on. 50,000 with the presets
+            desk and paper.
+        lengths: for sets, multiples of the longest training length; 1, 4, 16, 64, 256 if None.
+        schedule: of the learning rate, for sequences; "constant" if None.
 
     The other arguments are those of `train_synthetic`.
     """

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from llmprobe.base.seeds import torch_generator
 from llmprobe.results.accuracy import MARGINS, SyntheticResult
+from llmprobe.results.base import Result
 from llmprobe.synthetic.layers import Drop, by_seed
 from llmprobe.synthetic.plan import Advance, Done, Numbers, Plan
 from llmprobe.synthetic.set_network import (
@@ -96,6 +97,8 @@ class SetPlan(Plan):
 
     measured: ClassVar[tuple[str, ...]] = (*SyntheticResult.by_length, *_OF_FIRST_SEED)
 
+    base: SetTraining
+
     def work(self, network: SetNetwork) -> int:
         return sum(self.lengths) * self.sets * len(network.seeds)
 
@@ -114,7 +117,7 @@ class SetPlan(Plan):
     def length_axis(self, name: str) -> int:
         return 0 if name in _OF_FIRST_SEED else 1
 
-    def join(self, done: Sequence[Done], device: torch.device) -> SyntheticResult:
+    def join(self, done: Sequence[Done], device: torch.device) -> Result:
         base = self.base
         training = self.trained(done)
         task = SetTask.named(base.task)

@@ -15,12 +15,17 @@ from llmprobe.errors import CheckpointError
 from llmprobe.synthetic.decoder_plan import DecoderPlan, DecoderTraining
 from llmprobe.synthetic.plan import TESTS, Plan
 from llmprobe.synthetic.search_plan import SearchPlan
+from llmprobe.synthetic.set_network import PARTS
 from llmprobe.synthetic.set_plan import SetPlan, SetTraining
-from llmprobe.synthetic.tasks import SequenceTask, Task
+from llmprobe.synthetic.set_search_plan import COMPARED, STEPS, TIMES, SetSearchPlan
+from llmprobe.synthetic.tasks import SequenceTask, SetTask, Task
 from llmprobe.synthetic.training import Training
+from llmprobe.synthetic.variants import BASELINE, parse_variant
 
 _TESTS = ("variants", "lengths", "sets")
 """What a plan has besides its training."""
+_DRAWN_PLACES = {"residual", "projection"}
+"""Parts that a search over sets draws."""
 _MOST = 1_000_000
 """Seeds or sets: nobody wants more."""
 
@@ -41,10 +46,13 @@ def plan_training(
 
 def plan_search(
     task: str, n: int, given: Mapping[str, Any], *, preset: str = "quick", first_seed: int = 0
-) -> SearchPlan:
+) -> SearchPlan | SetSearchPlan:
     """The plan of `search_synthetic`; `given` are the arguments that the caller gave."""
-    searched = SequenceTask.named(task, given.get("vocab"))
     _check_count("n", n)
+    searched = Task.named(task, given.get("vocab"))
+    if isinstance(searched, SetTask):
+        return _plan_set_search(searched, n, given, preset=preset, first_seed=first_seed)
+    assert isinstance(searched, SequenceTask)
     # A learning rate that falls to 0 would leave no noise for an average to remove.
     own = {"schedule": "constant", "variants": searched.searched, "seeds": n}
     chosen = _chosen(task, own | dict(given), preset)
@@ -61,6 +69,32 @@ def plan_search(
     return plan
 
 
+def _plan_set_search(
+    task: SetTask, n: int, given: Mapping[str, Any], *, preset: str, first_seed: int
+) -> SetSearchPlan:
+    """The same for tasks of sets, where `variants` are the parts that are compared."""
+    for name in ("train_lengths", "heads", "weight_decay", "schedule"):
+        if name in given:
+            raise ValueError(
+                f"{name}: got {given[name]!r}, but it is drawn by the search; leave it out"
+            )
+    own = {"variants": COMPARED, "lengths": TIMES, "seeds": n, "steps": STEPS.get(preset)}
+    chosen = _chosen(task.name, own | dict(given), preset)
+    parts = _names(chosen["variants"])
+    places = [parse_variant(part, PARTS) for part in parts]
+    if len(set(parts)) < len(parts) or not all(places) or _DRAWN_PLACES & set().union(*places):
+        raise ValueError(
+            f"variant: got {', '.join(parts)!r}, accepted: different parts to compare with none, "
+            f"such as {COMPARED}; residual and outproj are drawn by the search"
+        )
+    found = _plan(task.name, chosen | {"variants": BASELINE}, first_seed)
+    assert isinstance(found.base, SetTraining)
+    plan = SetSearchPlan(parts, found.base, found.lengths, found.sets)
+    task.check(max(plan.lengths) * max(setting.longest for setting in plan.settings()))
+    plan.pieces()  # refuses a training that only one of the settings has, before any is trained
+    return plan
+
+
 def plan_of(configuration: Mapping[str, Any]) -> Plan:
     """The plan that a run's configuration is of."""
     if configuration.get("tests") != TESTS:
@@ -74,7 +108,9 @@ def plan_of(configuration: Mapping[str, Any]) -> Plan:
     if isinstance(base, DecoderTraining):
         kind = SearchPlan if "search" in configuration else DecoderPlan
         return kind(tuple(variants), base, *tests)
-    return SetPlan(tuple(variants), base, *tests)
+    assert isinstance(base, SetTraining)
+    kind_of_sets = SetSearchPlan if "search" in configuration else SetPlan
+    return kind_of_sets(tuple(variants), base, *tests)
 
 
 def training_of(facts: Mapping[str, Any]) -> Training:
@@ -140,14 +176,18 @@ def _check_count(name: str, value: Any) -> None:
 
 
 def _variants(variants: str | Sequence[str], training: Training) -> tuple[str, ...]:
-    given = variants.split(",") if isinstance(variants, str) else variants
-    names = tuple(str(name).strip() for name in given)
+    names = _names(variants)
     parsed = [tuple(sorted(training.parse(name).items())) for name in names]
     if not names or len(set(parsed)) < len(parsed):
         raise ValueError(
             f"variants: got {', '.join(names)!r}, accepted: different ones, at least one"
         )
     return names
+
+
+def _names(variants: str | Sequence[str]) -> tuple[str, ...]:
+    given = variants.split(",") if isinstance(variants, str) else variants
+    return tuple(str(name).strip() for name in given)
 
 
 def _train_lengths(text: str | int | tuple[int, int]) -> tuple[int, int]:

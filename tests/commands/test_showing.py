@@ -19,7 +19,7 @@ from samples import (
     make_synthetic_result,
     make_variance_result,
 )
-from search_samples import make_search_result
+from search_samples import make_search_result, make_set_search_result
 
 from llmprobe.commands.saved import compare
 from llmprobe.commands.showing import draw_figures, in_options, show_result, wrapped
@@ -36,6 +36,7 @@ MAKERS = {
     "synthetic": make_synthetic_result,
     "legality": make_legality_result,
     "search": make_search_result,
+    "set-search": make_set_search_result,
 }
 
 

@@ -42,7 +42,7 @@ def test_every_kind_is_known_by_the_module_it_is_in():
     assert {kind.__module__ for kind in known_kinds().values()} <= modules
     assert known_kinds().keys() == {
         *("variance", "attention", "loss", "retrieval", "remedy", "ablation"),
-        *("synthetic", "legality", "search"),
+        *("synthetic", "legality", "search", "set-search"),
     }
     assert all(
         issubclass(kind, Result) and kind.kind == name for name, kind in known_kinds().items()
@@ -153,6 +153,11 @@ def test_every_kind_opens_and_draws_without_torch(run_python):
             "search",
             "search set-complement: 8 settings, 4..16 tokens (trained to 8)",
             {"learning_rate": 0.0018789852661499486, "kl": 0.03233326721381638},
+        ),
+        (
+            "set-search",
+            "set-search argmax: 8 settings, to 256 times the training length",
+            {"n_steps": 7054, "accuracy": 0.8737484612680583},
         ),
     ],
 )

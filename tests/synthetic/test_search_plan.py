@@ -232,7 +232,7 @@ def test_the_twins_are_plain_trainings_without_and_with_dropout():
         ({"variant": "baseline,mlp"}, "variant: got 'baseline, mlp', accepted: one network"),
         ({"variant": "mlp+dropout"}, "variant: got 'mlp.dropout', accepted: one network"),
         ({"variant": "ema"}, "variant: got 'ema', accepted: one network"),
-        ({"task": "argmax"}, "task: got 'argmax', accepted: set-complement, othello"),
+        ({"task": "chess"}, "task: got 'chess', accepted: argmax, dictionary, set-complement"),
     ],
 )
 def test_what_cannot_be_searched_is_refused(wrong, reason):

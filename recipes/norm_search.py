@@ -1,0 +1,54 @@
+"""Where does a norm on the attention help sets larger than in training, over many settings?
+
+Question: of many random settings (steps, rate and schedule, weight decay, width, heads, MLP layers,
+    training lengths, W_O, residual), in how many does a norm raise accuracy at 4, 16, 64 and 256
+    times the training length, at which place does it stand, and which settings decide?
+Expected: LayerNorm helps beyond the training lengths (arXiv 2504.02827; its settings are not
+    public). A colder softmax at test time (`adaptive`) is the positive control.
+Measured: nothing yet. A difference of up to 1 point is equivalent, which was fixed before.
+
+Several processes share the trainings: accelerate launch --cpu --num_processes 2 recipes/....py
+"""
+
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from llmprobe import LLMProbeError, search_synthetic
+
+NAME = "norm_search"
+SCALES = {
+    "quick": {"n": 6, "steps": 100, "sets": 32, "lengths": (1, 4), "batch": 16},
+    "desk": {"preset": "desk", "n": 64},
+    "paper": {"preset": "paper", "n": 512},
+}
+
+
+def main(
+    scale: Literal["quick", "desk", "paper"] = "desk",
+    task: Literal["argmax", "dictionary"] = "argmax",
+    steps: Annotated[int | None, typer.Option(help="The most; drawn from a 25th of it on.")] = None,
+    output: Annotated[Path, typer.Option(help="Folder for figures and result.")] = Path("figures"),
+) -> None:
+    name = f"{NAME}_{task}"
+    given = SCALES[scale] | ({} if steps is None else {"steps": steps})
+    place = scale if steps is None else f"{scale}_{steps}"
+    result = search_synthetic(task, output=Path("runs") / name / place, **given)
+    if os.environ.get("RANK", "0") != "0":  # one of several processes shows the result
+        return
+    print(result.headline(), *result.warnings, result.reading(), sep="\n")
+    for frame in (result.effect_frame(), result.tree_frame(), result.correlation_frame()):
+        print(f"\n{frame.to_string(index=False, float_format='{:.3g}'.format)}")
+    result.save(output / name, overwrite=True)
+    for ending in ("png", "pdf"):
+        result.save_figure(output / f"{name}.{ending}", "effects")
+        result.save_figure(output / f"{name}_settings.{ending}", "settings")
+
+
+if __name__ == "__main__":
+    try:
+        typer.run(main)
+    except LLMProbeError as error:
+        raise SystemExit(f"{NAME}: {error}") from error
