@@ -133,6 +133,12 @@ SETTINGS: Group = {
         metavar="LENGTHS",
     ),
     "sets": _unset(int, _TEST, "Tests per seed and length."),
+    "score_at": _unset(
+        str,
+        _TEST,
+        "Earlier steps at which networks are tested too, such as 1000,3000 (argmax, dictionary).",
+        metavar="STEPS",
+    ),
 }
 _OUTPUT: Group = {
     "output": (Output, None),
@@ -212,6 +218,8 @@ def _of_search(options: dict[str, Any], n: int) -> dict[str, Any]:
     if n < 1:
         raise ValueError(f"search: got {n}, accepted: 1 or more settings")
     options["variant"] = options.pop("variants")
+    if options.pop("score_at") is not None:
+        raise ValueError("score_at: not for a search; leave it out")
     drawn = ("seeds", "width", "layers", "mlp_layers", "learning_rate", "dropout", "ema_decay")
     for name in drawn:
         value = options.pop(name)

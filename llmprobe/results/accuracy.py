@@ -30,6 +30,7 @@ from llmprobe.base.intervals import (
     verdict,
 )
 from llmprobe.base.signs import minus
+from llmprobe.results.accuracy_steps import by_steps
 from llmprobe.results.accuracy_tables import against, drift_table, tail_table
 from llmprobe.results.base import check_shape, missing_as_nan, records
 from llmprobe.results.tables import count
@@ -65,6 +66,7 @@ class SyntheticResult(VariantsResult, kind="synthetic"):
         "shift": "global mean, global variance and variance of single features against length",
         "features": "distributions of single features by length",
         "weights": "the 16 largest weights of 32 sets, by length",
+        "steps": "accuracy against training steps, at some lengths",
     }
     views: ClassVar[tuple[View, ...]] = (
         Lines(
@@ -100,7 +102,7 @@ class SyntheticResult(VariantsResult, kind="synthetic"):
     )
 
     tests: ClassVar[str] = "n_sets"
-    lists: ClassVar[tuple[str, ...]] = (*VariantsResult.lists, "feature_indices")
+    lists: ClassVar[tuple[str, ...]] = (*VariantsResult.lists, "feature_indices", "score_steps")
 
     n_sets: tuple[int, ...]
     """Test sets, one number per length."""
@@ -122,6 +124,10 @@ class SyntheticResult(VariantsResult, kind="synthetic"):
     distribution."""
     global_mean_error: Array = missing_as_nan("variants", "seeds", "lengths")
     """Standard error of `global_mean` over sets; NaN in results of older versions."""
+    score_steps: tuple[int, ...] = ()
+    """Training steps before the last at which networks were tested too."""
+    step_accuracy: Array = missing_as_nan("variants", "seeds", "score_steps", "lengths")
+    """Share of right answers there: (variants, seeds, score steps, lengths)."""
     feature_values: NDArray[np.float32]
     """Values of the kept features, first seed: (variants, lengths, sets, features)."""
     top_weights: NDArray[np.float32]
@@ -136,6 +142,7 @@ class SyntheticResult(VariantsResult, kind="synthetic"):
         shape = (len(self.variants), len(self.seeds), len(self.lengths))
         for name in self.by_length:
             check_shape(name, getattr(self, name), shape)
+        self._check_steps()
         kept = (shape[0], shape[2])
         values, top = self.feature_values, self.top_weights
         n_features = len(self.feature_indices)
@@ -149,6 +156,16 @@ class SyntheticResult(VariantsResult, kind="synthetic"):
         known = self.accuracy[~np.isnan(self.accuracy)]
         if ((known < 0) | (known > 1)).any():
             raise ValueError("accuracy has values out of range, accepted: 0 to 1, or NaN")
+
+    def _check_steps(self) -> None:
+        steps, found = self.score_steps, self.step_accuracy
+        check_whole("score_steps", steps, least=1)
+        if list(steps) != sorted(set(steps)) or (steps and steps[-1] >= self.steps):
+            raise ValueError(f"score_steps: got {steps!r}, accepted: rising, below {self.steps}")
+        shape = (len(self.variants), len(self.seeds), len(steps), len(self.lengths))
+        check_shape("step_accuracy", found, shape)
+        if ((found < 0) | (found > 1)).any():
+            raise ValueError("step_accuracy has values out of range, accepted: 0 to 1, or NaN")
 
     @property
     def reference(self) -> int:
@@ -206,6 +223,14 @@ class SyntheticResult(VariantsResult, kind="synthetic"):
                 parts.append((*row[:-1], s, row[-1], word))
         columns = ["variant", "reference", "length", "difference", "low", "high", "p"]
         return pd.DataFrame(parts, columns=[*columns, "significant", "n_seeds", "verdict"])
+
+    def step_frame(self) -> "pd.DataFrame":
+        """A row for each variant, scored step and length; the last step is that of the result.
+
+        Accuracy over seeds with its 95 % t interval, and what `compare_frame` has of the difference
+        to the first variant at that step, NaN for the first variant itself.
+        """
+        return by_steps(self)
 
     def key_frame(self) -> "pd.DataFrame":
         return self.compare_frame() if len(self.variants) > 1 else self.summary_frame()
@@ -371,12 +396,17 @@ class SyntheticResult(VariantsResult, kind="synthetic"):
         )
 
     def to_document(self) -> dict[str, Any]:
-        return super().to_document() | {
-            "comparisons": records(self.compare_frame()),
-            "tail": records(self.tail_frame()),
-            "drift": records(self.drift_frame()),
-            "reading": " ".join(self.remarks()),
-        }
+        steps = {"steps": records(self.step_frame())} if self.score_steps else {}
+        return (
+            super().to_document()
+            | steps
+            | {
+                "comparisons": records(self.compare_frame()),
+                "tail": records(self.tail_frame()),
+                "drift": records(self.drift_frame()),
+                "reading": " ".join(self.remarks()),
+            }
+        )
 
     def _draw(self, kind: str, ax: Any) -> Any:
         from llmprobe.results.figures import accuracy as figures
@@ -395,6 +425,10 @@ class SyntheticResult(VariantsResult, kind="synthetic"):
             return figures.draw_shift(
                 frame, drift, reference=self.reference, n_sets=self.n_sets, ax=ax
             )
+        if kind == "steps":
+            from llmprobe.results.figures.steps import draw_steps
+
+            return draw_steps(self.step_frame(), longest=self.train_lengths[1], ax=ax)
         if kind == "features":
             return figures.draw_features(self.feature_frame(), seed=self.seeds[0], ax=ax)
         return figures.draw_weights(

@@ -55,7 +55,7 @@ def join(folders: Sequence[Path]) -> tuple[Result, Callable[[Path], None]]:
                 for path in part.networks:
                     shutil.copyfile(path, space.checkpoints / path.name)
             for one in done:
-                for variant, numbers in one.measured.items():
+                for variant, numbers in (one.measured | one.early).items():
                     name = measured_name(variant, one.piece)
                     write_state(space, name, numbers, facts=facts_of(plan))
 
@@ -92,15 +92,21 @@ def _join_lengths(parts: Sequence[_Part]) -> _Part:
                 "folder; give trainings of one machine, or of other seeds"
             )
 
-    def joined(pieces: Sequence[Done]) -> Done:
+    def side_by_side(parts: Sequence[dict[str, Numbers]]) -> dict[str, Numbers]:
         measured: dict[str, Numbers] = {}
-        for variant, numbers in pieces[0].measured.items():
+        for variant, numbers in parts[0].items():
             measured[variant] = {}
             for name in numbers:
                 axis = first.plan.length_axis(name)
-                found = np.concatenate([one.measured[variant][name] for one in pieces], axis=axis)
+                found = np.concatenate([part[variant][name] for part in parts], axis=axis)
                 measured[variant][name] = found.take(order, axis=axis)
-        return replace(pieces[0], measured=measured)
+        return measured
+
+    def joined(pieces: Sequence[Done]) -> Done:
+        measured, early = (
+            side_by_side([getattr(one, name) for one in pieces]) for name in ("measured", "early")
+        )
+        return replace(pieces[0], measured=measured, early=early)
 
     plan = replace(first.plan, lengths=tuple(sorted(lengths)))
     done = [joined(pieces) for pieces in zip(*(part.done for part in parts), strict=True)]

@@ -35,7 +35,7 @@ _OF_SEARCH = (
 _OF_TRAINING = (
     *_OF_SEARCH,
     *("variants", "seeds", "width", "layers", "mlp_layers"),
-    *("learning_rate", "dropout", "ema_decay"),
+    *("learning_rate", "dropout", "ema_decay", "score_at"),
 )
 """Arguments that are settings of a training or a test."""
 
@@ -51,6 +51,7 @@ def train_synthetic(
     train_lengths: str | tuple[int, int] | None = None,
     lengths: str | Sequence[int] | None = None,
     sets: int | None = None,
+    score_at: str | Sequence[int] | None = None,
     vocab: int | None = None,
     target: str | None = None,
     width: int | None = None,
@@ -84,6 +85,8 @@ def train_synthetic(
         train_lengths: shortest and longest length in training.
         lengths: lengths to test. Tasks of sequences are tested at all of them by default.
         sets: tests at each length, drawn anew for each seed and shared by its variants.
+        score_at: for sets, earlier steps at which the same networks are tested too, such as
+            (1000, 3000); see `SyntheticResult.step_frame`.
         clip: largest norm of a seed's gradient; 0 does not clip. Clipping at 1 adds about 2.2
             points to the accuracy on argmax with 256 items, so compare runs with the same.
         target: for sequences, what the loss is computed against: the token that came next

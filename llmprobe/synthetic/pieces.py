@@ -5,6 +5,7 @@ where the last one stopped.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from llmprobe.results.opening import load_result
 from llmprobe.runs.checkpoints import read_checkpoint
 from llmprobe.runs.folder import RunFolder, open_training
 from llmprobe.runs.jobs import APART, agree_on, finish, kept, opened, read_state, run_pieces
-from llmprobe.synthetic.plan import Done, Numbers, Piece, Plan, in_order
+from llmprobe.synthetic.plan import Done, Numbers, Piece, Plan, at_step, in_order
 from llmprobe.synthetic.training import Trained, Training, train
 
 
@@ -62,12 +63,21 @@ def finished_pieces(plan: Plan, space: RunFolder) -> list[Done]:
             name = measured_name(variant, piece)
             numbers = read_state(space, name, facts=facts_of(plan))
             measured[variant] = _checked(numbers, plan, space.checkpoint(name))
-        done.append(Done(piece, measured, state["losses"].numpy(), state["diverged"].numpy()))
+        early = {
+            at_step(variant, step): _kept_early(variant, step, piece, plan, space)
+            for step in plan.score_at
+            for variant in piece.variants
+        }
+        losses, diverged = (state[name].numpy() for name in ("losses", "diverged"))
+        done.append(Done(piece, measured, losses, diverged, early))
     return done
 
 
 def measured_name(variant: str, piece: Piece) -> str:
-    """The name under which the evaluation of a variant of a piece is kept."""
+    """The name under which the evaluation of a variant of a piece is kept.
+
+    A variant may be as it was at a step: `at_step(variant, step)`.
+    """
     return f"{variant}.{piece.name}.measured"
 
 
@@ -97,9 +107,22 @@ def _run_piece(
         note = f"loss {loss.mean():.3f}, right {right.mean():.1%}"
         report(f"train {_words(piece.name)}", step, piece.training.steps, note)
 
+    early: dict[str, Numbers] = {}
+
+    def visit(step: int, trained: Trained) -> None:
+        for variant in piece.variants:
+            numbers = _measured(variant, piece, trained, plan, space, report, step=step)
+            early[at_step(variant, step)] = numbers
+
     checkpoint = None if space is None else space.checkpoint(piece.name)
     try:
-        trained = train(piece.training, device=device, checkpoint=checkpoint, report=after_block)
+        trained = train(
+            piece.training,
+            device=device,
+            checkpoint=checkpoint,
+            report=after_block,
+            visit={step: partial(visit, step) for step in plan.score_at},
+        )
         measured = {
             variant: _measured(variant, piece, trained, plan, space, report)
             for variant in piece.variants
@@ -111,7 +134,25 @@ def _run_piece(
             f"{piece.name} does not fit the memory; use a smaller width or batch, shorter lengths "
             "or train_lengths"
         ) from error
-    return {"losses": trained.losses.numpy(), "diverged": trained.diverged.numpy(), **measured}
+    for step in plan.score_at:
+        for variant in piece.variants:
+            if at_step(variant, step) not in early:  # resumed behind that step
+                assert space is not None
+                early[at_step(variant, step)] = _kept_early(variant, step, piece, plan, space)
+    trainings = {"losses": trained.losses.numpy(), "diverged": trained.diverged.numpy()}
+    return {**trainings, **measured, **early}
+
+
+def _kept_early(variant: str, step: int, piece: Piece, plan: Plan, space: RunFolder) -> Numbers:
+    """The evaluation before the end that a folder has."""
+    name = measured_name(at_step(variant, step), piece)
+    path = space.checkpoint(name)
+    if not path.is_file():
+        raise CheckpointError(
+            f"{path} is missing, and its training is behind step {step}; remove "
+            f"{space.checkpoint(piece.name)} to have it trained again"
+        )
+    return _checked(read_state(space, name, facts=facts_of(plan)), plan, path)
 
 
 def _words(name: str) -> str:
@@ -122,7 +163,9 @@ def _words(name: str) -> str:
 def _done(piece: Piece, state: Numbers) -> Done:
     """What `_run_piece` gave, its names flat."""
     measured = {variant: under(variant, state, APART) for variant in piece.variants}
-    return Done(piece, measured, state["losses"], state["diverged"])
+    names = {name.partition(APART)[0] for name in state} - {*measured, "losses", "diverged"}
+    early = {name: under(name, state, APART) for name in names}
+    return Done(piece, measured, state["losses"], state["diverged"], early)
 
 
 def _measured(
@@ -132,8 +175,10 @@ def _measured(
     plan: Plan,
     space: RunFolder | None,
     report: Report,
+    *,
+    step: int | None = None,
 ) -> Numbers:
-    """The evaluation of one variant of a piece."""
+    """The evaluation of one variant of a piece; `step`: not at the end but there."""
 
     def measure() -> Numbers:
         network = as_variant(piece.training, trained, variant)
@@ -146,7 +191,7 @@ def _measured(
 
         return plan.measure(network, advance)
 
-    name = measured_name(variant, piece)
+    name = measured_name(variant if step is None else at_step(variant, step), piece)
     numbers = kept(space, name, measure, facts=facts_of(plan))
     return _checked(numbers, plan, None if space is None else space.checkpoint(name))
 

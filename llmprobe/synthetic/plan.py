@@ -9,7 +9,7 @@ A `Plan` says what is measured on a piece and how the pieces become one result; 
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -50,6 +50,13 @@ class Done:
     losses: NDArray[np.float64]
     """(blocks, seeds)"""
     diverged: NDArray[np.int64]
+    early: dict[str, Numbers] = field(default_factory=dict)
+    """What was measured before the end, by `at_step(variant, step)`."""
+
+
+def at_step(variant: str, step: int) -> str:
+    """The name of a variant as it was at a step."""
+    return f"{variant}@{step}"
 
 
 def in_order(done: Iterable[Done]) -> list[Done]:
@@ -69,6 +76,18 @@ class Plan(ABC):
     lengths: tuple[int, ...]
     sets: int
     """Tests at each length."""
+    score_at: tuple[int, ...] = ()
+    """Steps before the last at which the networks are measured too."""
+
+    def __post_init__(self) -> None:
+        for step in self.score_at:
+            if not 0 < step < self.base.steps or step % BLOCK:
+                raise ValueError(
+                    f"score_at: got {step}, accepted: multiples of {BLOCK} from {BLOCK} on, below "
+                    f"the {self.base.steps} steps"
+                )
+        if list(self.score_at) != sorted(set(self.score_at)):
+            raise ValueError(f"score_at: got {self.score_at}, accepted: different steps, rising")
 
     def configuration(self) -> dict[str, Any]:
         """Everything that decides the numbers; two runs that agree in it may share a folder."""
@@ -77,6 +96,8 @@ class Plan(ABC):
             del facts[name]
         asked = {"variants": self.variants, "lengths": self.lengths, "sets": self.sets}
         asked |= {"tests": TESTS}
+        if self.score_at:
+            asked |= {"score_at": self.score_at}
         return {**facts, **asked, "llmprobe": llmprobe.__version__}
 
     def pieces(self) -> list[Piece]:

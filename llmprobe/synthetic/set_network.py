@@ -72,6 +72,7 @@ PARTS = {
     "residual": Part("residual", "the query's vector added to the attention output"),
     "outproj": Part("projection", "W_O for a network of one head; several heads have it"),
     "dropout": Part("dropout", "dropout on the attention output while training"),
+    "clipped": Part("clip", "gradients clipped at norm 1 while training, in a run with clip 0"),
     "ssmax": Part("softmax", "softmax(s log(n) logits), s learned", ScalableSoftmax),
     "differential": Part(
         "softmax", "the difference of two softmaxes, RMSNorm on heads", DifferentialSoftmax

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -15,7 +16,7 @@ from llmprobe.base.seeds import torch_generator
 from llmprobe.results.accuracy import MARGINS, SyntheticResult
 from llmprobe.results.base import Result
 from llmprobe.synthetic.layers import Drop, by_seed
-from llmprobe.synthetic.plan import Advance, Done, Numbers, Plan
+from llmprobe.synthetic.plan import Advance, Done, Numbers, Plan, at_step
 from llmprobe.synthetic.set_network import (
     PARTS,
     SetNetwork,
@@ -114,6 +115,16 @@ class SetPlan(Plan):
                 found.setdefault(name, []).append(value)
         return {name: np.stack(v, axis=self.length_axis(name)) for name, v in found.items()}
 
+    def _early(self, done: Sequence[Done], name: str) -> NDArray[Any]:
+        """What was measured before the end: (variants, seeds, steps, lengths)."""
+        shape = (len(self.variants), len(self.base.seeds), len(self.score_at), len(self.lengths))
+        found = np.full(shape, np.nan)
+        for v, (variant, ones) in enumerate(self.serving(done).items()):
+            for s, step in enumerate(self.score_at):
+                parts = [one.early[at_step(variant, step)][name] for one in ones]
+                found[v, :, s] = np.concatenate(parts)
+        return found
+
     def length_axis(self, name: str) -> int:
         return 0 if name in _OF_FIRST_SEED else 1
 
@@ -139,6 +150,8 @@ class SetPlan(Plan):
             steps=base.steps,
             warnings=tuple(self.warnings(training["diverged"])),
             feature_indices=tuple(range(min(N_FEATURES, base.width))),
+            score_steps=self.score_at,
+            step_accuracy=self._early(done, "accuracy"),
             **{name: self.stacked(done, name) for name in SyntheticResult.by_length},
             **{
                 name: np.stack([one.measured[variant][name] for variant, one in firsts.items()])

@@ -22,7 +22,7 @@ from llmprobe.synthetic.tasks import SequenceTask, SetTask, Task
 from llmprobe.synthetic.training import Training
 from llmprobe.synthetic.variants import BASELINE, parse_variant
 
-_TESTS = ("variants", "lengths", "sets")
+_TESTS = ("variants", "lengths", "sets", "score_at")
 """What a plan has besides its training."""
 _DRAWN_PLACES = {"residual", "projection"}
 """Parts that a search over sets draws."""
@@ -103,8 +103,8 @@ def plan_of(configuration: Mapping[str, Any]) -> Plan:
         )
     names = _fields_of(_training_class(configuration["task"]))
     base = training_of({name: x for name, x in configuration.items() if name in names})
-    variants, lengths, sets = (configuration[name] for name in _TESTS)
-    tests = (tuple(lengths), sets)
+    variants, lengths, sets = (configuration[name] for name in _TESTS[:3])
+    tests = (tuple(lengths), sets, tuple(configuration.get("score_at", ())))
     if isinstance(base, DecoderTraining):
         kind = SearchPlan if "search" in configuration else DecoderPlan
         return kind(tuple(variants), base, *tests)
@@ -162,12 +162,14 @@ def _plan(task: str, chosen: dict[str, Any], first_seed: int) -> Plan:
     for seed in (first_seed, first_seed + n - 1):
         check_seed(seed, "first_seed")
     chosen["seeds"] = tuple(range(first_seed, first_seed + n))
-    names, lengths, sets = (chosen.pop(name) for name in _TESTS)
+    names, lengths, sets, score_at = (chosen.pop(name, ()) for name in _TESTS)
     lengths = parse_lengths(lengths)
     Task.named(task, chosen.get("vocab")).check(lengths[-1])
     base = _training_class(task)(task=task, **chosen)
     kind: type[Plan] = DecoderPlan if isinstance(base, DecoderTraining) else SetPlan
-    return kind(_variants(names, base), base, lengths, sets)
+    if score_at and kind is DecoderPlan:
+        raise ValueError(f"score_at: got {score_at!r}, but it is not for {task}; leave it out")
+    return kind(_variants(names, base), base, lengths, sets, _steps(score_at))
 
 
 def _check_count(name: str, value: Any) -> None:
@@ -183,6 +185,13 @@ def _variants(variants: str | Sequence[str], training: Training) -> tuple[str, .
             f"variants: got {', '.join(names)!r}, accepted: different ones, at least one"
         )
     return names
+
+
+def _steps(given: str | Sequence[int]) -> tuple[int, ...]:
+    try:
+        return tuple(int(step) for step in (given.split(",") if isinstance(given, str) else given))
+    except (TypeError, ValueError):
+        raise ValueError(f"score_at: got {given!r}, accepted: steps such as 1000,3000") from None
 
 
 def _names(variants: str | Sequence[str]) -> tuple[str, ...]:

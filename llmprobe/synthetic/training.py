@@ -11,8 +11,9 @@ data and begins with the same weights whatever the variant, so variants are comp
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -35,6 +36,8 @@ BLOCK = 50
 SECONDS = 5.0
 """Between checkpoints."""
 SCHEDULES = ("constant", "cosine")
+CLIPPED = 1.0
+"""Largest norm of a gradient in variants that have the part `clipped`."""
 MOST = {"steps": 10**9, "shortest": LONGEST, "width": 2**16, "layers": 1000}
 """Upper limits against typing errors; heads, values and batches have that of the width."""
 Each = float | tuple[float, ...]
@@ -103,6 +106,11 @@ class Training(ABC):
             for value in self.each(name):
                 if not (math.isfinite(value) and value >= 0):
                     raise ValueError(f"{name}: got {value}, accepted: 0 or more")
+        if self.clip and "clip" in self.parse(self.variant):
+            raise ValueError(
+                f"variants: {self.variant!r} clips gradients at {CLIPPED:g}, but clip is "
+                f"{self.clip:g} for all; give clip 0"
+            )
 
     def each(self, name: str) -> tuple[float, ...]:
         """A number for each seed."""
@@ -131,6 +139,11 @@ class Training(ABC):
         if not self.each("dropout")[index]:  # one of a search's pair is trained without
             have.pop("dropout", None)
         return wanted == have
+
+    @cached_property
+    def largest_gradient(self) -> float:
+        """The norm that a seed's gradient is clipped at; 0 where it is not."""
+        return CLIPPED if "clip" in self.parse(self.variant) else self.clip
 
     @property
     def activations(self) -> int:
@@ -169,6 +182,7 @@ class Trained:
 
 
 Report = Callable[[int, Tensor, Tensor], object]
+Visit = Callable[[Trained], object]
 
 
 def train(
@@ -177,16 +191,22 @@ def train(
     device: torch.device | str = "cpu",
     checkpoint: Path | None = None,
     report: Report = lambda step, loss, accuracy: None,
+    visit: Mapping[int, Visit] | None = None,
 ) -> Trained:
     """Train a stack of seeds, from its checkpoint where there is one.
 
     `report` is given the steps done and the last block's loss and share of right answers by seed.
+    `visit` has what is called with the networks as they are at a step, a multiple of `BLOCK`. A
+    training that resumes from a later checkpoint does not come by that step again.
     """
     run = _Run(training, torch.device(device))
     if checkpoint is not None and checkpoint.is_file():
         run.load(checkpoint)
     saved = time.monotonic()
+    visits = visit or {}
     while run.step < training.steps:
+        if run.step in visits:  # before a later checkpoint can be written
+            visits[run.step](run.result())
         # Sharp attention has weights, and gradients, of that size.
         with without_denormals(), memory_kept():
             loss, accuracy = run.block()
@@ -284,8 +304,8 @@ def take_step(
     optimizer.zero_grad()
     # The sum over seeds: the gradient of each is that of its own loss.
     loss.sum().backward()
-    if training.clip:
-        clip_by_seed([weight.grad for weight in optimizer.weights.values()], training.clip)
+    if largest := training.largest_gradient:
+        clip_by_seed([weight.grad for weight in optimizer.weights.values()], largest)
     optimizer.step(training.share(step))
     return torch.stack([loss.detach(), right])
 

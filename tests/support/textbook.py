@@ -65,6 +65,7 @@ KNOWN = {
     "residual",
     "outproj",
     "dropout",
+    "clipped",
     "ssmax",
     "differential",
     "normalized",
