@@ -77,7 +77,8 @@ tables: $(READY)
 RECIPES := proposition_1 figure_1_llm_variance figure_2_feature_distributions \
 	figure_3_global_shift figure_4_attention_weights head_decay_map table_argmax \
 	table_dictionary table_ablation set_complement_theory set_complement_search othello_length \
-	train_builtin_model does_it_hurt what_helps norm_search anchor
+	train_builtin_model does_it_hurt what_helps norm_search anchor \
+	why_larger_sets_fail
 
 figures: $(READY)
 	set -e; for recipe in $(RECIPES); do \
@@ -105,7 +106,8 @@ desk: $(READY)
 	$(RECIPE)/norm_search.py
 	$(RECIPE)/norm_search.py --task dictionary
 	for task in argmax dictionary; do for part in main projected residual; do \
-		$(RECIPE)/anchor.py --task $$task --part $$part || exit 1; done; done
+		$(RECIPE)/anchor.py --task $$task --part $$part || exit 1; done; \
+		$(RECIPE)/why_larger_sets_fail.py --task $$task --run runs/anchor_$${task}_main/desk || exit 1; done
 
 clean:
 	rm -rf .venv .venv-peers runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -8,6 +8,7 @@ import tracemalloc
 
 import pytest
 from legal_samples import make_legality_result
+from mechanism_samples import make_mechanism_result
 from samples import (
     make_ablation_result,
     make_loss_result,
@@ -31,6 +32,7 @@ MAKE = {
     "synthetic": make_synthetic_result,
     "legality": make_legality_result,
     "search": make_search_result,
+    "mechanism": make_mechanism_result,
     "set-search": lambda: make_set_search_result(16),
 }
 N_FORGED = 90

@@ -428,7 +428,8 @@ class SyntheticResult(VariantsResult, kind="synthetic"):
         if kind == "steps":
             from llmprobe.results.figures.steps import draw_steps
 
-            return draw_steps(self.step_frame(), longest=self.train_lengths[1], ax=ax)
+            frame, longest = self.step_frame(), self.train_lengths[1]
+            return draw_steps(frame, longest=longest, n_sets=self.n_sets, ax=ax)
         if kind == "features":
             return figures.draw_features(self.feature_frame(), seed=self.seeds[0], ax=ax)
         return figures.draw_weights(

@@ -286,9 +286,18 @@ class SetNetwork(SeedNetwork):
                 f"input_ids: got {tuple(input_ids.shape)}, accepted: as many sets for each of the "
                 f"{len(self.seeds)} seeds, of one item or more and the query; member(0) is one seed"
             )
+        attended, query, weights = self.attend(input_ids)
+        return Answer(*self.read(attended, query, drop), weights)
+
+    def attend(self, input_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The attention output and the query, (batch, width), and weights (batch, heads, n)."""
         hidden = self.items(input_ids[:, :-1])
         query = self.query(self.task.query(input_ids[:, -1:]).to(hidden.dtype))
         output, weights = self.attention(query, hidden)
-        output = self.norm(output[:, 0])
-        output = self.sum_norm(output + query[:, 0] if self.residual else output)
-        return Answer(self.readout(drop(output)[:, None])[:, 0], output, weights)
+        return output[:, 0], query[:, 0], weights
+
+    def read(self, attended: Tensor, query: Tensor, drop: Drop = no_drop) -> tuple[Tensor, Tensor]:
+        """From there to the logits, and what the reading MLP is given."""
+        output = self.norm(attended)
+        output = self.sum_norm(output + query if self.residual else output)
+        return self.readout(drop(output)[:, None])[:, 0], output

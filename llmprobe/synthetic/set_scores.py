@@ -71,7 +71,7 @@ def evaluate(
     members = [network.member(index).eval() for index in range(len(network.seeds))]
     tallies = [_Tally(keep=index == 0) for index in range(len(members))]
     device = next(network.parameters()).device
-    size = max(_CHUNK.get(device.type, _DEFAULT_CHUNK) // length, 1)
+    size = chunk_size(device, length)
     with torch.inference_mode(), without_denormals():
         for seed, member, tally in zip(network.seeds, members, tallies, strict=True):
             for tokens, labels in draw_test_sets(network.task, length, n_sets, seed=seed):
@@ -82,13 +82,21 @@ def evaluate(
     return _joined(tallies)
 
 
+def chunk_size(device: torch.device, length: int) -> int:
+    """Sets of a length in one forward."""
+    return max(_CHUNK.get(device.type, _DEFAULT_CHUNK) // length, 1)
+
+
 def draw_test_sets(
-    task: SetTask, length: int, n_sets: int, *, seed: int
+    task: SetTask, length: int, n_sets: int, *, seed: int, purpose: str = "test sets"
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Tokens and labels of a seed's test sets of a length, which no training meets."""
+    """Tokens and labels of a seed's test sets of a length, which no training meets.
+
+    Another `purpose` gives other sets.
+    """
     at_once = max(_DRAWN // length, 1)
     for block, start in enumerate(range(0, n_sets, at_once)):
-        generator = torch_generator(seed, "test sets", task.name, length, block)
+        generator = torch_generator(seed, purpose, task.name, length, block)
         tokens, labels = task.sample(at_once, length, generator)
         yield tokens[: n_sets - start], labels[: n_sets - start]
 

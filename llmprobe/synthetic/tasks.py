@@ -107,6 +107,10 @@ class SetTask(Task):
         """The right classes: tokens (batch, length + 1) to (batch,)."""
 
     @abstractmethod
+    def target(self, tokens: Tensor) -> Tensor:
+        """Which item has the right class: tokens (batch, length + 1) to places (batch,)."""
+
+    @abstractmethod
     def items(self, tokens: Tensor) -> Tensor:
         """Items as a network sees them: (..., n) tokens to (..., n, item_size) numbers."""
 
@@ -184,6 +188,9 @@ class ArgmaxTask(SetTask):
         # Numbers are the high digits of a token, so the largest token has the largest number.
         return tokens[:, :-1].amax(dim=1) % N_CLASSES
 
+    def target(self, tokens: Tensor) -> Tensor:
+        return tokens[:, :-1].argmax(dim=1)
+
     def items(self, tokens: Tensor) -> Tensor:
         return with_class(self.query(tokens), tokens)
 
@@ -221,8 +228,11 @@ class DictionaryTask(SetTask):
 
     def solve(self, tokens: Tensor) -> Tensor:
         """The class of the item whose key is the query's."""
+        return tokens.gather(1, self.target(tokens)[:, None])[:, 0] % N_CLASSES
+
+    def target(self, tokens: Tensor) -> Tensor:
         hits = numbers_of(tokens[:, :-1]) == numbers_of(tokens[:, -1:])
-        return tokens.gather(1, hits.int().argmax(dim=1, keepdim=True))[:, 0] % N_CLASSES
+        return hits.int().argmax(dim=1)
 
     def items(self, tokens: Tensor) -> Tensor:
         return with_class(signs_of(tokens), tokens)

@@ -10,6 +10,7 @@ import pytest
 from checkout import shown_text
 from legal_samples import make_legality_result
 from matplotlib.text import Text
+from mechanism_samples import make_mechanism_result
 from samples import (
     make_ablation_result,
     make_attention_result,
@@ -36,6 +37,7 @@ MAKERS = {
     "synthetic": make_synthetic_result,
     "legality": make_legality_result,
     "search": make_search_result,
+    "mechanism": make_mechanism_result,
     "set-search": make_set_search_result,
 }
 

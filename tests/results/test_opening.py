@@ -42,7 +42,7 @@ def test_every_kind_is_known_by_the_module_it_is_in():
     assert {kind.__module__ for kind in known_kinds().values()} <= modules
     assert known_kinds().keys() == {
         *("variance", "attention", "loss", "retrieval", "remedy", "ablation"),
-        *("synthetic", "legality", "search", "set-search"),
+        *("synthetic", "legality", "search", "set-search", "mechanism"),
     }
     assert all(
         issubclass(kind, Result) and kind.kind == name for name, kind in known_kinds().items()
@@ -153,6 +153,11 @@ def test_every_kind_opens_and_draws_without_torch(run_python):
             "search",
             "search set-complement: 8 settings, 4..16 tokens (trained to 8)",
             {"learning_rate": 0.0018789852661499486, "kl": 0.03233326721381638},
+        ),
+        (
+            "mechanism",
+            "mechanism argmax: 2 variants, lengths 16..64, 4 seeds",
+            {"accuracy": 0.65, "logit_gap": 0.002514604421867866},
         ),
         (
             "set-search",

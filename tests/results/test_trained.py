@@ -5,13 +5,14 @@ import dataclasses
 import numpy as np
 import pytest
 from legal_samples import make_legality_result
+from mechanism_samples import make_mechanism_result
 from samples import make_synthetic_result
 from search_samples import make_search_result, make_set_search_result
 
 from llmprobe.results.trained import SCORES, check_score
 
 MAKERS = [make_synthetic_result, make_legality_result, make_search_result]
-MAKERS += [make_set_search_result]
+MAKERS += [make_set_search_result, make_mechanism_result]
 every_kind = pytest.mark.parametrize("make", MAKERS)
 
 

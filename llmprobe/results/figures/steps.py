@@ -1,5 +1,6 @@
 """Accuracy while training goes on, at some lengths: frames go in, Axes come out."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,9 @@ from llmprobe.results.figures.style import COLUMN_WIDTH, styled_axes
 _PANELS = 4
 
 
-def draw_steps(frame: pd.DataFrame, *, longest: int, ax: Any = None) -> NDArray[Any]:
+def draw_steps(
+    frame: pd.DataFrame, *, longest: int, n_sets: Sequence[int], ax: Any = None
+) -> NDArray[Any]:
     """Accuracy against training steps, a panel for each of some lengths beyond training.
 
     The frame is `SyntheticResult.step_frame()`; bands are 95 % intervals over seeds.
@@ -37,6 +40,9 @@ def draw_steps(frame: pd.DataFrame, *, longest: int, ax: Any = None) -> NDArray[
             panel.set_yticks(range(0, 101, 20))
             panel.set_title(f"{length} items")
             panel.set_xlabel("training steps")
-        axes[0].set_ylabel(f"accuracy (%), mean over\n{span(frame.n_seeds)} seeds, 95 % band")
+        axes[0].set_ylabel(
+            f"accuracy (%) on {span(n_sets)} sets,\n"
+            f"mean over {span(frame.n_seeds)} seeds, 95 % band"
+        )
         legend_above(axes[-1], names)
     return np.asarray(axes)
