@@ -18,7 +18,7 @@ import numpy as np
 from llmprobe.base.intervals import Estimate, estimate, fit_decay, holm, paired_p, verdict
 from llmprobe.base.lengths import spread
 from llmprobe.base.signs import minus
-from llmprobe.results.base import check_shape, records
+from llmprobe.results.base import check_shape, missing_as_nan, records
 from llmprobe.results.tables import count, heading, interval_cell, mean_cell, p_cell, titled
 from llmprobe.results.trained import (
     SCORES,
@@ -47,6 +47,10 @@ METRICS = {
 MARGINS = {"illegal_top1": 0.01, "illegal_mass": 0.01, "kl": 0.01, "gap": 0.0}
 """Of new runs, differences that do not matter: a point, or 0.01 nats. None is known for the gap,
 so nothing is equivalent there."""
+OTHER = {"entropy": "entropy of attention"}
+"""What is measured besides, of which neither more nor less is better."""
+N_ENTROPY = 256
+"""Sequences whose attention is looked at."""
 _MAX_LENGTHS = 12
 """Rows of the table by length."""
 
@@ -60,6 +64,7 @@ class LegalityResult(VariantsResult, kind="legality"):
         "mass": "probability on illegal tokens against length",
         "kl": "KL divergence from the uniform target against length",
         "gap": "mean logit of allowed tokens minus that of the others against length",
+        "entropy": "entropy of the attention weights against length",
     }
 
     views: ClassVar[tuple[View, ...]] = (
@@ -107,6 +112,9 @@ class LegalityResult(VariantsResult, kind="legality"):
     gap: Array
     """Mean logit of allowed tokens minus that of the others, mean over sequences; NaN where all
     tokens are allowed, or none."""
+    entropy: Array = missing_as_nan("variants", "seeds", "lengths")
+    """Of the attention weights in nats, mean over layers, heads and sequences: (variants, seeds,
+    lengths); NaN in results of older versions."""
     uniform_mass: Array
     """(lengths,): what a uniform guess puts on illegal tokens, that is chance; mean over seeds."""
 
@@ -118,6 +126,7 @@ class LegalityResult(VariantsResult, kind="legality"):
         for name in METRICS:
             check_shape(name, getattr(self, name), shape)
             check_score(name, getattr(self, name))
+        check_shape("entropy", self.entropy, shape)
         check_shape("uniform_mass", self.uniform_mass, shape[2:])
         check_score("uniform_mass", self.uniform_mass)
         if np.isnan(self.uniform_mass).any():
@@ -131,7 +140,7 @@ class LegalityResult(VariantsResult, kind="legality"):
             [[self.task], self.variants, self.seeds, self.lengths],
             names=["task", "variant", "seed", "length"],
         )
-        columns = {name: getattr(self, name).ravel() for name in SCORES}
+        columns = {name: getattr(self, name).ravel() for name in (*SCORES, *OTHER)}
         frame = pd.DataFrame(columns, index=index).reset_index()
         n_sequences = np.tile(self.n_sequences, len(self.variants) * len(self.seeds))
         frame.insert(4, "n_sequences", n_sequences)
@@ -341,22 +350,24 @@ class LegalityResult(VariantsResult, kind="legality"):
 
         metric = {"illegal": "illegal_top1", "mass": "illegal_mass"}.get(kind, kind)
         shared: dict[str, Any] = {
-            "name": METRICS[metric],
+            "name": (METRICS | OTHER)[metric],
             "given": f"{self.unit} given",
             "train_lengths": self.train_lengths,
             "n_sequences": self.n_sequences,
             "ax": ax,
         }
+        if metric == "entropy":
+            shared["n_sequences"] = [min(n, N_ENTROPY) for n in self.n_sequences]
         summary = self.summary_frame(metric)
         if metric == "gap":
             theory = self.task == "set-complement"  # elsewhere nothing says how it should fall
             return figures.draw_gap(summary, guide=theory, **shared)
-        chance = None if metric == "kl" else self.uniform_mass
+        chance = None if metric in ("kl", "entropy") else self.uniform_mass
         return figures.draw_metric(summary, chance=chance, **shared)
 
     def _values(self, metric: str) -> Array:
-        if metric not in METRICS:
-            raise ValueError(f"metric: got {metric!r}, accepted: {', '.join(METRICS)}")
+        if metric not in METRICS | OTHER:
+            raise ValueError(f"metric: got {metric!r}, accepted: {', '.join(METRICS | OTHER)}")
         values: Array = getattr(self, metric)
         return values
 

@@ -32,6 +32,8 @@ DECODER_PARTS = {
     "mlp": Part("mlp", "an MLP of four times the width after each attention"),
     "prenorm": Part("norm", "LayerNorm before each attention and MLP, and before the logits"),
     "postnorm": Part("norm", "LayerNorm after each attention and MLP, on the residual stream"),
+    "subnorm": Part("norm", "LayerNorm on what each attention and MLP adds to the stream"),
+    "nonorm": Part("norm", "no norm, where the task's baseline has one"),
     "learned": Part("positions", "a learned vector for each position"),
     "rotary": Part("positions", "keys and queries turned by their positions"),
     "dropout": Part(
@@ -102,8 +104,9 @@ class DecoderLayer(nn.Module):
         rotary = parts.get("positions") == "rotary"
         self.attention = DecoderAttention(width, heads, value_size, seeds, layer_idx, rotary=rotary)
         self.mlp = SeedMlp(seeds, width, 4 * width, width) if "mlp" in parts else None
-        self.norm_first = parts.get("norm") == "prenorm"
-        norms = ("attention_norm", "mlp_norm")[: 2 if self.mlp else 1] if "norm" in parts else ()
+        self.place = parts.get("norm", "nonorm")
+        places = ("attention_norm", "mlp_norm")[: 2 if self.mlp else 1]
+        norms = places if self.place != "nonorm" else ()
         self.norms = nn.ModuleDict({n: SeedNorm(seeds, width, gain=True, bias=True) for n in norms})
 
     def forward(self, x: Tensor, drop: Drop = no_drop) -> Tensor:
@@ -113,8 +116,10 @@ class DecoderLayer(nn.Module):
     def _add(self, x: Tensor, branch: Callable[[Tensor], Tensor], norm: str, drop: Drop) -> Tensor:
         if norm not in self.norms:
             return x + drop(branch(x))
-        if self.norm_first:
+        if self.place == "prenorm":
             return x + drop(branch(self.norms[norm](x)))
+        if self.place == "subnorm":
+            return x + drop(self.norms[norm](branch(x)))
         return cast(Tensor, self.norms[norm](x + drop(branch(x))))
 
 

@@ -21,7 +21,7 @@ from llmprobe.results.base import Result
 from llmprobe.results.legality import MARGINS, LegalityResult
 from llmprobe.results.trained import SCORES, TARGETS
 from llmprobe.synthetic.decoder_network import DECODER_PARTS, Decoder
-from llmprobe.synthetic.decoder_scores import digest_test_sequences, score
+from llmprobe.synthetic.decoder_scores import attention_entropy, digest_test_sequences, score
 from llmprobe.synthetic.layers import Drop, by_seed
 from llmprobe.synthetic.plan import Advance, Done, Numbers, Plan
 from llmprobe.synthetic.tasks import SequenceTask
@@ -133,6 +133,11 @@ class DecoderPlan(Plan):
         return self.sets
 
     def measure(self, network: Decoder, advance: Advance) -> Numbers:
+        entropy = attention_entropy(network, self.base.sequences, self.lengths, self.sets)
+        return self.scores(network, advance) | {"entropy": entropy}
+
+    def scores(self, network: Decoder, advance: Advance) -> Numbers:
+        """What is measured of the predictions alone."""
         return score(
             network,
             self.base.sequences,
@@ -147,6 +152,8 @@ class DecoderPlan(Plan):
     def join(self, done: Sequence[Done], device: torch.device) -> Result:
         training = self.trained(done)
         numbers: dict[str, Any] = {name: self.stacked(done, name) for name in SCORES} | training
+        if all("entropy" in found for one in done for found in one.measured.values()):
+            numbers["entropy"] = self.stacked(done, "entropy")  # older folders have none
         return LegalityResult(
             **self.facts(done, device),
             margins=MARGINS,

@@ -10,6 +10,7 @@ seed has its own test sequences, the same for all of its variants.
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -18,13 +19,16 @@ from torch import Tensor
 
 from llmprobe.base.machine import without_denormals
 from llmprobe.base.seeds import torch_generator
+from llmprobe.results.legality import N_ENTROPY
 from llmprobe.results.trained import SCORES
-from llmprobe.synthetic.decoder_network import Decoder
+from llmprobe.synthetic.decoder_network import AttentionConfig, Decoder, DecoderAttention
 from llmprobe.synthetic.layers import by_seed
 from llmprobe.synthetic.tasks import SequenceTask
 
 _DRAWN = 1024
 """Sequences that are drawn at once. Part of what the tests are: another number gives others."""
+_ENTROPY_CHUNK = 32
+"""Sequences of each seed whose attention is looked at, at once."""
 _CHUNK = {"cpu": 2**21}
 _DEFAULT_CHUNK = 2**25
 """Logits in one forward."""
@@ -73,6 +77,54 @@ def score(
         "uniform_mass": (guessed / counts).numpy(),
         "n_sequences": counts.numpy(),
     }
+
+
+def attention_entropy(
+    network: Decoder, task: SequenceTask, lengths: Sequence[int], n: int
+) -> NDArray[np.float64]:
+    """Entropy in nats of the attention weights at each length: (seeds, lengths).
+
+    The mean over layers, heads and up to `N_ENTROPY` sequences that have not ended.
+    """
+    device, seeds = next(network.parameters()).device, len(network.seeds)
+    at = torch.tensor(lengths, device=device) - 1
+    own = [
+        draw_test_sequences(task, max(lengths), min(n, N_ENTROPY), seed=s) for s in network.seeds
+    ]
+    totals, counts = torch.zeros(2, seeds, len(lengths), dtype=torch.float64)
+    with torch.inference_mode(), without_denormals(), _weights_seen(network) as rows:
+        for drawn in zip(*own, strict=True):
+            for some in torch.stack(drawn).to(device).split(_ENTROPY_CHUNK, dim=1):
+                flat = some.flatten(0, 1)
+                live = by_seed(task.allowed(flat)[:, at].any(dim=-1).cpu(), seeds)
+                rows.clear()
+                network(flat[:, :-1])
+                layers = [torch.special.entr(x[:, :, at]).sum(dim=-1).mean(dim=1) for x in rows]
+                found = by_seed(torch.stack(layers).mean(dim=0).cpu().double(), seeds)
+                totals += torch.where(live, found, 0).sum(dim=1)
+                counts += live.sum(dim=1)
+    means: NDArray[np.float64] = (totals / counts).numpy()
+    return means
+
+
+@contextmanager
+def _weights_seen(network: Decoder) -> Iterator[list[Tensor]]:
+    """A list that each layer's attention weights are added to, in a forward inside the context."""
+    rows: list[Tensor] = []
+    hooks = []
+    layers = [module for module in network.modules() if isinstance(module, DecoderAttention)]
+    before = [layer.config for layer in layers]
+    for layer in layers:
+        layer.config = AttentionConfig()
+        layer.config._attn_implementation = "eager"
+        hooks.append(layer.register_forward_hook(lambda _, __, made: rows.append(made[1])))
+    try:
+        yield rows
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for layer, config in zip(layers, before, strict=True):
+            layer.config = config
 
 
 def _score(logits: Tensor, allowed: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from llmprobe.base.seeds import numpy_generator
 from llmprobe.results.search import MARGINS, WEIGHTS, SearchResult
 from llmprobe.results.trained import SCORES
 from llmprobe.synthetic.decoder_plan import DecoderPlan
-from llmprobe.synthetic.plan import Done, Piece, initial_share
+from llmprobe.synthetic.plan import Advance, Done, Numbers, Piece, initial_share
 
 STACK = 16
 """Trainings as one computation, in pairs: few settings have the same width and depth."""
@@ -116,6 +116,9 @@ class SearchPlan(DecoderPlan):
         )
         name = f"width{first.width}.depth{first.depth}.{first.seed}-{settings[-1].seed}"
         return Piece(name, training, self.served())
+
+    def measure(self, network: Any, advance: Advance) -> Numbers:
+        return self.scores(network, advance)
 
     def join(self, done: Sequence[Done], device: torch.device) -> SearchResult:
         settings = self.settings()

@@ -103,7 +103,7 @@ def test_the_frame_has_the_public_columns_and_a_row_for_each_number():
     frame = result.to_frame()
     assert list(frame.columns) == [
         *("task", "variant", "seed", "length", "n_sequences"),
-        *("kl", "illegal_mass", "illegal_top1", "gap"),
+        *("kl", "illegal_mass", "illegal_top1", "gap", "entropy"),
     ]
     assert len(frame) == 3 * 8 * 59
     row = frame[(frame.variant == "layernorm") & (frame.seed == 5) & (frame.length == 55)]

@@ -42,6 +42,7 @@ def make_legality_result(
         illegal_mass=np.clip(1.2 * level * share, 0, 1),
         illegal_top1=np.clip(level * share, 0, 1),
         gap=9 / n / level,
+        entropy=0.8 * np.log(n + 1) * level**0.1,
         uniform_mass=uniform,
         diverged=np.full(shape[:2], -1),
         loss_steps=np.arange(points) * 100,

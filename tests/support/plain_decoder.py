@@ -13,7 +13,8 @@ from torch import Tensor, nn
 Drop = Callable[[Tensor], Tensor]
 AVERAGES = {"ema", "bema"}
 """They choose the weights, not what is done with them."""
-KNOWN = {*AVERAGES, "mlp", "prenorm", "postnorm", "learned", "rotary", "dropout"}
+KNOWN = {*AVERAGES, "mlp", "prenorm", "postnorm", "subnorm", "nonorm"}
+KNOWN |= {"learned", "rotary", "dropout"}
 
 
 class PlainDecoder(nn.Module):
@@ -91,14 +92,15 @@ class _Layer(nn.Module):
             self.mlp = nn.ModuleDict(
                 {"first": nn.Linear(width, 4 * width), "second": nn.Linear(4 * width, width)}
             )
-        if parts & {"prenorm", "postnorm"}:
+        if parts & {"prenorm", "postnorm", "subnorm"}:
             self.norms["attention_norm"] = nn.LayerNorm(width)
             if "mlp" in parts:
                 self.norms["mlp_norm"] = nn.LayerNorm(width)
 
     def forward(self, x: Tensor, drop: Drop) -> Tensor:
         y = self.norms["attention_norm"](x) if "prenorm" in self.parts else x
-        x = x + drop(self.attention(y, drop))
+        added = self.attention(y, drop)
+        x = x + drop(self.norms["attention_norm"](added) if "subnorm" in self.parts else added)
         if "postnorm" in self.parts:
             x = self.norms["attention_norm"](x)
         if "mlp" not in self.parts:
@@ -106,7 +108,8 @@ class _Layer(nn.Module):
         y = self.norms["mlp_norm"](x) if "prenorm" in self.parts else x
         hidden = self.mlp["first"](y)
         hidden = hidden * (1 + torch.erf(hidden / math.sqrt(2))) / 2
-        x = x + drop(self.mlp["second"](hidden))
+        added = self.mlp["second"](hidden)
+        x = x + drop(self.norms["mlp_norm"](added) if "subnorm" in self.parts else added)
         return self.norms["mlp_norm"](x) if "postnorm" in self.parts else x
 
 

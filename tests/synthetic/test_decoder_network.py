@@ -24,7 +24,7 @@ from llmprobe.synthetic.variants import BASELINE
 
 JOINED = [
     *("mlp+prenorm", "mlp+postnorm", "postnorm+rotary", "mlp+prenorm+learned"),
-    *("mlp+prenorm+rotary+dropout+ema", "learned+bema"),
+    *("mlp+prenorm+rotary+dropout+ema", "learned+bema", "mlp+subnorm"),
 ]
 VARIANTS = [BASELINE, *DECODER_PARTS, *JOINED]
 VOCAB, WIDTH, BATCH, LENGTH = 11, 8, 2, 6
@@ -168,7 +168,9 @@ def test_a_dropout_that_keeps_all_changes_nothing(variant):
         torch.testing.assert_close(logits, network(tokens).logits, rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize("variant", ["dropout", "mlp+prenorm+dropout", "mlp+postnorm+dropout"])
+@pytest.mark.parametrize(
+    "variant", ["dropout", "mlp+prenorm+dropout", "mlp+postnorm+dropout", "mlp+subnorm+dropout"]
+)
 def test_dropout_stands_where_the_plain_decoder_has_it(variant):
     network, tokens = exact(variant), draw()
 

@@ -11,6 +11,7 @@ from llmprobe.synthetic import decoder_scores as scoring
 from llmprobe.synthetic.decoder_network import Decoder, Predicted
 from llmprobe.synthetic.decoder_scores import (
     SCORES,
+    attention_entropy,
     digest_test_sequences,
     draw_test_sequences,
     score,
@@ -249,3 +250,42 @@ def test_where_all_or_none_are_allowed_nothing_warns():
     assert (found["illegal_mass"][:, 0] == 0).all()
     assert np.isfinite(found["kl"]).tolist() == [[True, True, False]] * 2
     assert np.isfinite(found["gap"]).tolist() == [[False, True, False]] * 2
+
+
+@pytest.mark.parametrize("task", [ComplementTask(vocab=6), OthelloTask()], ids=["sets", "games"])
+def test_entropy_is_that_of_every_row_of_attention(task):
+    network = Decoder(task.vocab, "prenorm", seeds=(2, 5), width=8, heads=2, layers=2)
+    for parameter in network.parameters():
+        parameter.data *= 4
+    lengths = (1, 3, task.longest)
+    found = attention_entropy(network, task, lengths, 5)
+    assert found.shape == (2, 3)
+    np.testing.assert_allclose(found[:, 0], 0, atol=1e-7)
+    for index, seed in enumerate(network.seeds):
+        one = network.member(index)
+        (tokens,) = draw_test_sequences(task, max(lengths), 5, seed=seed)
+        live = task.allowed(tokens).any(dim=-1)
+        rows = []
+        with torch.no_grad():
+            x = one.embedding(tokens[:, :-1])
+            for layer in one.layers:
+                y = layer.norms["attention_norm"](x)
+                q, k = (
+                    p(y).unflatten(-1, (2, 4))
+                    for p in (layer.attention.q_proj, layer.attention.k_proj)
+                )
+                rows.append((q, k))
+                x = layer(x)
+        for n, length in enumerate(lengths):
+            entropies = []
+            for sequence in range(5):
+                if not live[sequence, length - 1]:
+                    continue
+                for q, k in rows:
+                    for head in range(2):
+                        scores = k[sequence, :length, head] @ q[sequence, length - 1, head] / 2
+                        p = torch.softmax(scores.double(), dim=0)
+                        entropies.append(float(-(p * p.log()).sum()))
+            assert found[index, n] == pytest.approx(np.mean(entropies), abs=1e-5)
+    assert all(layer.attention.config._attn_implementation == "sdpa" for layer in network.layers)
+    assert not any(layer.attention._forward_hooks for layer in network.layers)

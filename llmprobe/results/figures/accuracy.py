@@ -128,8 +128,7 @@ def draw_shift(
             f"{_LENGTH}\nmeans over {span(frame.n_seeds)} seeds with 95 % bands (geometric for "
             f"variances); {span(n_sets)} sets{noise}"
         )
-        handles, texts = _legend_handles(axes[-1], names)
-        axes[0].figure.legend(handles, texts, loc="outside upper center", ncols=n_columns)
+        legend_over(axes, names, n_columns)
     return np.asarray(axes)
 
 
@@ -263,6 +262,14 @@ def legend_above(ax: Axes, names: Sequence[str]) -> None:
         columnspacing=1,
         borderpad=0.2,
     )
+
+
+def legend_over(axes: Any, names: Sequence[str], n_columns: int | None = None) -> None:
+    """One legend for several panels, above all of them."""
+    handles, labels = _legend_handles(axes[-1], names)
+    figure = axes[0].get_figure(root=True)
+    n_columns = n_columns or _legend_columns(labels, figure.get_figwidth())
+    figure.legend(handles, labels, loc="outside upper center", ncols=n_columns)
 
 
 def _legend_handles(ax: Axes, names: Sequence[str]) -> tuple[list[Any], list[str]]:

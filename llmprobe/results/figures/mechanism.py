@@ -7,7 +7,14 @@ import pandas as pd
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
-from llmprobe.results.figures.accuracy import GRAY, draw_band, legend_above, span, variants
+from llmprobe.results.figures.accuracy import (
+    GRAY,
+    draw_band,
+    legend_above,
+    legend_over,
+    span,
+    variants,
+)
 from llmprobe.results.figures.style import COLUMN_WIDTH, length_axis, palette, styled_axes
 
 
@@ -32,9 +39,7 @@ def draw_repair(summary: pd.DataFrame, *, longest: int, ax: Any = None) -> NDArr
             panel.set_title(variant)
             panel.tick_params(labelleft=panel is axes[0])
         axes[0].set_ylabel(f"accuracy (%), mean over\n{span(summary.n_seeds)} seeds, 95 % band")
-        legend_above(axes[-1], names)
-        if len(shown) > 1:  # the title stands where the legend of one panel would
-            axes[-1].get_legend().set_bbox_to_anchor((1, 1.1))
+        legend_over(axes, names)
     return np.asarray(axes)
 
 

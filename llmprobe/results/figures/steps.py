@@ -9,7 +9,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 from numpy.typing import NDArray
 
 from llmprobe.base.lengths import spread
-from llmprobe.results.figures.accuracy import draw_band, legend_above, span, variants
+from llmprobe.results.figures.accuracy import draw_band, legend_over, span, variants
 from llmprobe.results.figures.style import COLUMN_WIDTH, styled_axes
 
 _PANELS = 4
@@ -44,5 +44,5 @@ def draw_steps(
             f"accuracy (%) on {span(n_sets)} sets,\n"
             f"mean over {span(frame.n_seeds)} seeds, 95 % band"
         )
-        legend_above(axes[-1], names)
+        legend_over(axes, names)
     return np.asarray(axes)

@@ -10,10 +10,11 @@ from legal_samples import make_legality_result
 from samples import NAMES
 from scipy import stats
 
-from llmprobe.results.legality import METRICS, LegalityResult
+from llmprobe.results.legality import METRICS, OTHER, LegalityResult
 from llmprobe.results.opening import load_result
 
 METRIC = {"illegal": "illegal_top1", "mass": "illegal_mass", "kl": "kl", "gap": "gap"}
+METRIC |= {"entropy": "entropy"}
 GAMES = tuple(range(1, 60))
 
 
@@ -38,15 +39,16 @@ def pixels(ax):
 
 def test_every_metric_has_its_figure():
     assert list(METRIC) == list(LegalityResult.plots)
-    assert list(METRIC.values()) == list(METRICS)
+    assert list(METRIC.values()) == [*METRICS, *OTHER]
 
 
 @pytest.mark.parametrize("kind", LegalityResult.plots)
 def test_every_figure_is_labeled_and_redraws_the_same_from_its_folder(result, kind, tmp_path):
     ax = result.plot(kind)
-    unit = {"kl": "(nats)", "gap": "(logits)"}.get(kind, "(%)")
+    unit = {"kl": "(nats)", "gap": "(logits)", "entropy": "(nats)"}.get(kind, "(%)")
+    n = "256 sequences" if kind == "entropy" else "4096 sequences"
     assert ax.get_xlabel() == "tokens given"
-    for words in (METRICS[METRIC[kind]], unit, "4096 sequences", "8 seeds", "95 % band"):
+    for words in ((METRICS | OTHER)[METRIC[kind]], unit, n, "8 seeds", "95 % band"):
         assert words in ax.get_ylabel()
     loaded = load_result(result.save(tmp_path / "run"))
     assert pixels(loaded.plot(kind)) == pixels(ax)
@@ -61,7 +63,7 @@ def test_hard_cases_draw_without_a_warning(kind, case):
         result = make_legality_result(1, (16,), n_seeds=1)
     else:
         result = make_legality_result(2, n_seeds=2)
-        changed = {name: getattr(result, name).copy() for name in METRICS}
+        changed = {name: getattr(result, name).copy() for name in METRICS | OTHER}
         for array in changed.values():
             if case != "two seeds":
                 array[... if "all" in case else 1] = np.nan if "dead" in case else 0.0
