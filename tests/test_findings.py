@@ -1,12 +1,18 @@
 """Tables of the documents are what the saved results say, byte for byte."""
 
+import dataclasses
 import importlib.util
 import json
 import shutil
 import sys
 
+import numpy as np
 import pytest
 from checkout import ROOT
+from legal_samples import make_legality_result
+from mechanism_samples import make_mechanism_result
+from samples import make_synthetic_result
+from search_samples import make_set_search_result
 
 from llmprobe import load_result
 
@@ -59,6 +65,75 @@ def test_a_changed_benchmark_changes_a_table(tables, tmp_path):
     (tmp_path / "benchmarks").mkdir()
     (tmp_path / "benchmarks" / "baseline.json").write_text(json.dumps(document))
     assert tables.TABLES["bench"](tmp_path) != tables.TABLES["bench"](ROOT)
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """A checkout with made-up results in the folders of the runs on norms."""
+    sets = make_synthetic_result(2, lengths=(16, 1024))
+    early = np.stack([0.5 * sets.accuracy], axis=2)
+    parts = {
+        "main": ("baseline", "layernorm", "standardize", "clipped", "adaptive"),
+        "projected": ("outproj", "outproj+concatnorm", "outproj+layernorm"),
+        "residual": ("residual", "residual+postnorm"),
+    }
+    made = {}
+    for part, names in parts.items():
+        take = [min(n, 1) for n in range(len(names))]
+        arrays = {
+            name: getattr(sets, name)[take]
+            for name in (*sets.by_length, "loss", "diverged", "feature_values", "top_weights")
+        }
+        made[f"anchor_argmax_{part}"] = dataclasses.replace(
+            sets, variants=names, score_steps=(100,), step_accuracy=early[take], **arrays
+        )
+    search = make_set_search_result(12)
+    five = [0, 1, 2, 1, 3, 2]
+    arrays = {name: getattr(search, name)[:, five] for name in (*search.by_length, "diverged")}
+    names = ("layernorm", "headnorm", "concatnorm", "postnorm", "adaptive")
+    made["norm_search_argmax"] = dataclasses.replace(search, variants=names, **arrays)
+    made["why_larger_sets_fail_argmax"] = make_mechanism_result()
+    legal = make_legality_result()
+    places = ("nonorm", "prenorm", "postnorm", "subnorm", "nonorm+ema")
+    take = [n % len(legal.variants) for n in range(5)]
+    arrays = {
+        name: getattr(legal, name)[take]
+        for name in ("kl", "illegal_mass", "illegal_top1", "gap", "entropy", "loss", "diverged")
+    }
+    made["norm_place_decoders_othello_constant"] = dataclasses.replace(
+        legal, variants=places, **arrays
+    )
+    for name, result in made.items():
+        result.save(tmp_path / "figures" / name)
+    return tmp_path, made
+
+
+def test_a_claim_has_a_line_for_each_run_that_is_there(tables, runs):
+    root, made = runs
+    lines = tables.TABLES["claims"](root).splitlines()[2:]
+    assert len(lines) == 1 + 2 + 1 + 4 + 1 + 1 + 1 + 1 + 2 + 1 + 3
+    row = made["anchor_argmax_main"].compare_frame().query("variant == 'layernorm'").iloc[-1]
+    effect = f"{100 * row.difference:+.1f} [{100 * row.low:+.1f}, {100 * row.high:+.1f}]"
+    (line,) = [line for line in lines if line.startswith("| LayerNorm") and "argmax, 8 s" in line][
+        :1
+    ]
+    assert f"| {effect.replace('-', '−')} points | {row.verdict} |" in line
+    assert tables.TABLES["claims"](root / "nothing").count("\n") == 2
+
+
+def test_sections_on_norms_are_those_of_the_runs_that_are_there(tables, runs):
+    root, made = runs
+    text = tables.TABLES["norms"](root)
+    assert text.count("\n### ") == len(made)
+    for name, result in made.items():
+        assert f"({name}.png)" in text
+        assert f"{len(result.seeds)} " in text
+    ours = 100 * made["anchor_argmax_main"].accuracy[0, :, 0].mean()
+    assert f"| 16 | 98.6 | {ours:.1f} | " in text
+    step = made["anchor_argmax_main"].step_frame().query("step == 100 and length == 1024").iloc[0]
+    assert f"| 100 | {100 * step['mean']:.1f} | " in text
+    assert "what repairs accuracy on larger sets" in text
+    assert tables.TABLES["norms"](root / "nothing") == ""
 
 
 def test_unknown_tables_and_open_ends_are_refused(tables):
