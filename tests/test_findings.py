@@ -134,6 +134,12 @@ def test_sections_on_norms_are_those_of_the_runs_that_are_there(tables, runs):
     assert f"| 100 | {100 * step['mean']:.1f} | " in text
     assert "what repairs accuracy on larger sets" in text
     assert tables.TABLES["norms"](root / "nothing") == ""
+    recipes = sys.modules["front"].norm_recipes
+    assert set(recipes(root / "figures")) == {
+        *("anchor", "norm_search", "why_larger_sets_fail", "norm_place_decoders"),
+    }
+    assert recipes(root / "figures")["anchor"][1].startswith("argmax: `layernorm` ")
+    assert recipes(root / "nothing") == {}
 
 
 def test_unknown_tables_and_open_ends_are_refused(tables):

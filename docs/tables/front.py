@@ -1,11 +1,13 @@
 """The tables of README.md and benchmarks/README.md."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from cells import at, beyond, effect, interval, minus, rows, saved, table
+from claims import changes, parts, run_of, sequences, variants
 
 from llmprobe.base.intervals import estimate, verdict
 from llmprobe.results.slope_words import LABELS
@@ -188,11 +190,54 @@ def recipes(root: Path) -> str:
             f"{_verdict(repaired)}",
         ),
     }
+    found |= norm_recipes(folder)
     lines = (
         f"[`{name}`](recipes/{name}.py) | {question} | {answer}"
         for name, (question, answer) in found.items()
     )
     return rows("recipe|question|verdict", lines)
+
+
+def norm_recipes(folder: Path) -> dict[str, tuple[str, str]]:
+    """The recipes on norms, as far as their runs are there: question and verdict."""
+
+    def words(name: str, find: Callable[[Any], Any], what: str = "") -> str:
+        result = run_of(folder / name)
+        if result is None:
+            return ""
+        return what + ", ".join(f"{of.partition(',')[0]} {word}" for of, _, word in find(result))
+
+    tasks = ("argmax", "dictionary")
+    answers = {
+        "anchor": (
+            "does LayerNorm help at 100,000 steps?",
+            [words(f"anchor_{x}_main", variants("layernorm"), f"{x}: ") for x in tasks],
+        ),
+        "norm_search": (
+            "in how many settings does a norm help?",
+            [words(f"norm_search_{x}", parts("layernorm", "headnorm"), f"{x}: ") for x in tasks],
+        ),
+        "why_larger_sets_fail": (
+            "do lost moments or attention explain it?",
+            [
+                words(f"why_larger_sets_fail_{x}", changes("moments", "shorter"), f"{x}: ")
+                for x in tasks
+            ],
+        ),
+        "norm_place_decoders": (
+            "does post-norm help decoders?",
+            [
+                words(
+                    "norm_place_decoders_set-complement_constant",
+                    sequences("mlp+postnorm", metric="kl"),
+                    "set complement: ",
+                ),
+                words("norm_place_decoders_othello_constant", sequences("postnorm"), "Othello: "),
+            ],
+        ),
+    }
+    known = {name: "; ".join(filter(None, said)) for name, (_, said) in answers.items()}
+    return {name: (answers[name][0], said) for name, said in known.items() if said}
 
 
 @table

@@ -46,6 +46,7 @@ def test_the_numbers_are_those_of_training_and_evaluation_alone(run):
 def test_every_variant_trains_and_is_measured(variant):
     options = SMALL | {"steps": 3, "seeds": 1, "lengths": [16], "sets": 8}
     options["heads"] = 1 if variant == "outproj" else 2
+    options["clip"] = 0.0 if variant == "clipped" else 1.0
     variant = f"residual+{variant}" if variant.startswith("postnorm") else variant
     result = train_synthetic("dictionary", variant, **options)
     assert np.isfinite(result.accuracy).all()
