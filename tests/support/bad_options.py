@@ -319,7 +319,11 @@ TOGETHER: dict[str, list[tuple[str, str]]] = {
     "check": [("--length 8 another", "unexpected extra argument")],
     "train-synthetic": [
         ("argmax", "unexpected extra argument"),
-        ("--search 8", "set-complement, othello"),
+        ("--search 8 --heads 2", "heads: got 2, but it is drawn by the search"),
+        ("--search 8 --variants residual", "accepted: different parts"),
+        ("--search 8 --score-at 50", "score_at"),
+        ("--score-at 75 --steps 100", "multiples of 50"),
+        ("--mlp-layers 1", "--mlp-layers: got 1"),
         ("--layers 2", "not for argmax"),
         ("--vocab 8", "not for argmax"),
         ("--target exact", "not for argmax"),
