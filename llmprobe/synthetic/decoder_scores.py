@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from llmprobe.base.machine import without_denormals
+from llmprobe.base.machine import memory_kept, without_denormals
 from llmprobe.base.seeds import torch_generator
 from llmprobe.results.legality import N_ENTROPY
 from llmprobe.results.trained import SCORES
@@ -56,7 +56,7 @@ def score(
     totals = torch.zeros(len(SCORES), seeds, len(lengths), dtype=torch.float64)
     counts, guessed = torch.zeros(2, seeds, len(lengths), dtype=torch.float64)
     own = [draw_test_sequences(task, max(lengths), n, seed=seed) for seed in network.seeds]
-    with torch.inference_mode(), without_denormals():
+    with torch.inference_mode(), without_denormals(), memory_kept():
         for drawn in zip(*own, strict=True):
             for some in torch.stack(drawn).to(device).split(max(size, 1), dim=1):
                 flat = some.flatten(0, 1)

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from llmprobe.base.machine import without_denormals
+from llmprobe.base.machine import memory_kept, without_denormals
 from llmprobe.base.moments import Moments
 from llmprobe.base.seeds import torch_generator
 from llmprobe.results.accuracy import MAX_EXAMPLES, MAX_WEIGHTS
@@ -72,7 +72,7 @@ def evaluate(
     tallies = [_Tally(keep=index == 0) for index in range(len(members))]
     device = next(network.parameters()).device
     size = chunk_size(device, length)
-    with torch.inference_mode(), without_denormals():
+    with torch.inference_mode(), without_denormals(), memory_kept():
         for seed, member, tally in zip(network.seeds, members, tallies, strict=True):
             for tokens, labels in draw_test_sets(network.task, length, n_sets, seed=seed):
                 for start in range(0, len(tokens), size):

@@ -19,8 +19,8 @@ def numbers_of(tokens: Tensor) -> Tensor:
 
 def signs_of(tokens: Tensor) -> Tensor:
     """The number's bits as signs, in a vector of length one: (...) to (..., N_BITS)."""
-    shifts = torch.arange(N_BITS, device=tokens.device)
-    bits = (numbers_of(tokens)[..., None] >> shifts) & 1
+    shifts = torch.arange(N_BITS, device=tokens.device, dtype=torch.int32)
+    bits = (numbers_of(tokens).int()[..., None] >> shifts) & 1  # half the memory of tokens
     return (2 * bits - 1) / N_BITS**0.5
 
 
