@@ -10,7 +10,6 @@ Measured: partly. SmolLM2-135M-Instruct (dequantized Q4_1), 4 windows of WikiTex
     more with more context. Head by head the loss goes with none of the three (figures/README.md).
 """
 
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -22,86 +21,57 @@ import llmprobe
 from llmprobe import LLMProbeError, load_result, probe_ablation, rank_correlation
 
 NAME = "does_it_hurt"
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """How much is measured of a model."""
-
-    model: str
-    lengths: str
-    n_prompts: int
-    """Of each probe of heads: variance, attention, retrieval."""
-    n_targets: int
-    """Tokens at the end of a window that are predicted without heads."""
-    contexts: tuple[int, ...]
-    """Tokens before them."""
-    n_windows: int
-    every: int = 1
-    """Of how many layers one has each of its heads ablated."""
-
-
-QUICK = Sizes("builtin", "16..64", 16, n_targets=8, contexts=(16, 64), n_windows=4)
-CASES = {
-    "smollm2": Sizes(
-        "HuggingFaceTB/SmolLM2-135M", "16..1024", 64, 64, contexts=(16, 256, 4096), n_windows=4
-    ),
-    # 1.5 billion parameters: as far as two cores go in half an hour.
-    "qwen": Sizes(
-        "Qwen/Qwen2.5-Coder-1.5B", "16..256", 32, 16, (16, 256, 1024), n_windows=4, every=4
-    ),
+CASES: dict[str, tuple[str, str, int, int, tuple[int, ...], int, int]] = {
+    # model, lengths, prompts; tokens that are predicted, contexts before them, windows of text;
+    # one of how many layers has each of its heads ablated
+    "quick": ("builtin", "16..64", 16, 8, (16, 64), 4, 1),
+    "smollm2": ("HuggingFaceTB/SmolLM2-135M", "16..1024", 64, 64, (16, 256, 4096), 4, 1),
+    "qwen": ("Qwen/Qwen2.5-Coder-1.5B", "16..256", 32, 16, (16, 256, 1024), 4, 4),
+    "paper": ("meta-llama/Llama-3.2-1B", "16..4096", 256, 64, (16, 256, 4096), 64, 1),
 }
-N_SOURCE = 10
-"""Heads in the class that attends most to the source."""
+N_SOURCE = 10  # heads in the class that attends most to the source
 
 
 def main(
     scale: Literal["quick", "desk", "paper"] = "desk",
-    case: Annotated[str, typer.Option(help=f"{', '.join(CASES)}.")] = "smollm2",
+    case: Annotated[str, typer.Option(help="At the scale desk: smollm2 or qwen.")] = "smollm2",
     model: Annotated[str | None, typer.Option(help="Hub id, folder or .gguf file.")] = None,
     text: Annotated[Path | None, typer.Option(help="Text to predict; builtin has its own.")] = None,
     output: Annotated[Path, typer.Option(help="Folder for figure and results.")] = Path("figures"),
     redraw: Annotated[bool, typer.Option("--redraw", help="From the saved results.")] = False,
 ) -> None:
-    """Every part keeps its folder, so the same command resumes."""
-    sizes = QUICK if scale == "quick" else CASES[case]
-    if scale == "paper":
-        sizes = replace(sizes, n_prompts=256, n_windows=64)
-    name = NAME if case == "smollm2" else f"{NAME}_{case}"
+    folder = output / (NAME if case == "smollm2" else f"{NAME}_{case}")
     if not redraw:
-        measure(sizes, model or sizes.model, text or "builtin", output / name)
-    draw(output / name)
+        measure(case if scale == "desk" else scale, model, text or "builtin", folder)
+    draw(folder)
 
 
-def measure(sizes: Sizes, model: str, text: str | Path, folder: Path) -> None:
-    loaded = llmprobe.load_model(model)
-    longest = max(llmprobe.parse_lengths(sizes.lengths))
-    asked: dict[str, Any] = {"text": text, "seed": 1, "n_prompts": sizes.n_windows}
+def measure(case: str, model: str | None, text: str | Path, folder: Path) -> None:
+    name, lengths, n, n_targets, contexts, n_windows, every = CASES[case]
+    loaded = llmprobe.load_model(model or name)
+    asked: dict[str, Any] = {"text": text, "seed": 1, "n_prompts": n_windows}
     # The same tokens given more and more context; a length counts these tokens too.
-    aimed = {"same_targets": sizes.n_targets, **asked}
-    reached = [sizes.n_targets + context for context in sizes.contexts]
-    layers = llmprobe.attention_layers(loaded)[:: sizes.every]
-    each = [f"{layer.layer}.{head}" for layer in layers for head in range(layer.n_heads)]
-    each = dict(zip(each, each, strict=True))
+    aimed = {"same_targets": n_targets, **asked}
+    reached = [n_targets + context for context in contexts]
+    layers = llmprobe.attention_layers(loaded)[::every]
+    each = {f"{x.layer}.{head}": f"{x.layer}.{head}" for x in layers for head in range(x.n_heads)}
     probe_ablation(loaded, reached, heads=each, n_controls=0, output=folder / "each", **aimed)
+    drawn = {"layers": "all", "n_prompts": n}
     retrieval = llmprobe.probe_retrieval(
-        loaded, longest, layers="all", n_prompts=sizes.n_prompts, output=folder / "retrieval"
+        loaded, max(llmprobe.parse_lengths(lengths)), output=folder / "retrieval", **drawn
     )
-    drawn = {"layers": "all", "n_prompts": sizes.n_prompts, "prompts": "unigram", "text": text}
-    llmprobe.probe_attention(loaded, sizes.lengths, output=folder / "attention", **drawn)
-    variance = llmprobe.probe_variance(
-        loaded, sizes.lengths, at="heads", output=folder / "variance", **drawn
-    )
+    drawn |= {"prompts": "unigram", "text": text}
+    llmprobe.probe_attention(loaded, lengths, output=folder / "attention", **drawn)
+    drawn |= {"at": "heads", "output": folder / "variance"}
+    variance = llmprobe.probe_variance(loaded, lengths, **drawn)
     most = np.argsort(-retrieval.source[:, -1])[:N_SOURCE]
-    chosen = {"source": [(retrieval.layer[k], retrieval.head[k]) for k in most]}
+    chosen = {"source": [f"{retrieval.layer[k]}.{retrieval.head[k]}" for k in most]}
     for layer, head, label in zip(variance.layer, variance.head, variance.labels(), strict=True):
         if label != "undecided":
-            chosen.setdefault(str(label), []).append((layer, head))
-    classes = {
-        name: ",".join(f"{layer}.{head}" for layer, head in some) for name, some in chosen.items()
-    }
-    for name, lengths, how in (("classes", sizes.lengths, asked), ("targets", reached, aimed)):
-        probe_ablation(loaded, lengths, heads=classes, n_controls=2, output=folder / name, **how)
+            chosen.setdefault(str(label), []).append(f"{layer}.{head}")
+    classes = {name: ",".join(heads) for name, heads in chosen.items()}
+    for name, some, how in (("classes", lengths, asked), ("targets", reached, aimed)):
+        probe_ablation(loaded, some, heads=classes, n_controls=2, output=folder / name, **how)
 
 
 def heads_table(folder: Path):
@@ -127,22 +97,20 @@ def draw(folder: Path) -> None:
     for what in ("slope", "slope_dispersion", "source"):
         for change in changes:
             known = table[[what, change]].dropna().to_numpy().T
-            words = "{:+.2f} [{:+.2f}, {:+.2f}]".format(*rank_correlation(*known))
-            print(f"{what}, {change}: Spearman {words}")
+            rho = "{:+.2f} [{:+.2f}, {:+.2f}]".format(*rank_correlation(*known))
+            print(f"{what}, {change}: Spearman {rho}")
     with llmprobe.paper_style():
         _, (left, right) = plt.subplots(1, 2, figsize=(7.2, 2.6), layout="constrained")
         classes.plot(ax=left)
-        shown = {"c": table.source, "s": 8, "cmap": "viridis", "linewidths": 0}
-        points = right.scatter(table.slope_dispersion, table[changes[-1]], **shown)
+        points = right.scatter(table.slope_dispersion, table[changes[-1]], s=8, c=table.source)
         plt.colorbar(points, ax=right, label="attention on the source", aspect=30)
         right.set_yscale("symlog", linthresh=1e-3)
         right.axhline(0, color="0.55", lw=1, ls=":")
-        context = int(changes[-1].removeprefix("change_"))
+        n = int(changes[-1].removeprefix("change_"))
         right.set_xlabel("slope of dispersion, by head")
-        right.set_ylabel(f"nats per token without the head,\n{context:,} tokens of context")
+        right.set_ylabel(f"nats per token without the head,\n{n:,} tokens of context")
         for ending in ("png", "pdf"):
             plt.savefig(folder.with_name(f"{folder.name}.{ending}"), dpi=200)
-        plt.close()
 
 
 if __name__ == "__main__":

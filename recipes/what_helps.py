@@ -33,40 +33,26 @@ class Case:
 
     model: str
     lengths: str
-    n_prompts: int
     doses: str = "0.5,1"
     remedies: str = "logn,yarn,infoscale,adaptive,temperature,restore,norm"
     measures: str = "loss,dictionary,repeat,slopes"
+    n_prompts: int = 8
     trained: int | None = None
     ropes: tuple[str | None, ...] = (None,)
 
 
-SMOLLM2 = "HuggingFaceTB/SmolLM2-135M"
+SMOLLM2, QWEN = "HuggingFaceTB/SmolLM2-135M", "Qwen/Qwen2.5-Coder-1.5B"
+FEW = {"measures": "loss", "n_prompts": 4}
+"""Where a prompt takes minutes of two cores."""
 CASES = {
     # 16 times its trained context of 256.
-    "builtin": Case("builtin", "64..4096", 8, measures="loss,slopes", ropes=(None, "yarn")),
+    "builtin": Case("builtin", "64..4096", measures="loss,slopes", ropes=(None, "yarn")),
     # Inside the trained context of 8,192: remedies act beyond 256 tokens, as if it were that.
-    "inside": Case(SMOLLM2, "64..1024", 8, measures="loss,slopes", trained=256),
+    "inside": Case(SMOLLM2, "64..1024", measures="loss,slopes", trained=256),
     # Twice the trained context.
-    "beyond": Case(
-        SMOLLM2,
-        "1024..16384",
-        4,
-        doses="1",
-        remedies="logn",
-        measures="loss",
-        ropes=(None, "yarn"),
-    ),
-    # Inside the trained context of 32,768, acting beyond 64 tokens: as far as two cores go.
-    "qwen": Case(
-        "Qwen/Qwen2.5-Coder-1.5B",
-        "32..256",
-        4,
-        doses="0.5",
-        remedies="logn,infoscale,temperature,restore",
-        measures="loss",
-        trained=64,
-    ),
+    "beyond": Case(SMOLLM2, "1024..16384", "1", "logn", ropes=(None, "yarn"), **FEW),
+    # Inside the trained context of 32,768, acting beyond 64 tokens.
+    "qwen": Case(QWEN, "32..256", "0.5", "logn,infoscale,temperature,restore", trained=64, **FEW),
 }
 
 
