@@ -70,6 +70,9 @@ class Probe(ABC):
     tally: ClassVar[type[Tally]]
     """What it counts in; its kind is that of the result."""
 
+    branches: ClassVar[bool] = False
+    """Whether fixed queries may run as branches of the longest prompts."""
+
     ready: Prepared
     forward: Callable[..., list[Mapping[int, Any]]] | None = None
     """How a batch is run, where it is more than a forward with a capture: see `Sweep.forward`."""

@@ -114,6 +114,14 @@ class Prompts(ABC):
         self._tails = np.array(self.query_tokens, np.int64).reshape(-1, 1)
 
     @property
+    def n_tail(self) -> int:
+        """Tokens that a prompt ends in at every length: one for a fixed query, else none.
+
+        With them a prompt of N tokens is the first N − n_tail of its longest one and the tail.
+        """
+        return len(self._tail(0))
+
+    @property
     def n_head(self) -> int:
         """Tokens before the kind's own: one for BOS, else none."""
         return len(self._head)

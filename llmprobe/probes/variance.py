@@ -28,6 +28,7 @@ from llmprobe.capture.discovery import AttentionLayer, LayerChoice, attention_la
 from llmprobe.capture.loading import AnyModel, LoadedModel
 from llmprobe.capture.outputs import AT, capture_attention
 from llmprobe.errors import CaptureError, OutOfMemoryError
+from llmprobe.probes.agreement import chunks_agree
 from llmprobe.probes.nulls import NULLS, null_model
 from llmprobe.probes.probe import LoadOptions, Probe, start
 from llmprobe.probes.prompts import PromptSource
@@ -41,7 +42,7 @@ from llmprobe.probes.summaries import (
     left_out,
     rounded,
 )
-from llmprobe.probes.sweeps import Piece, Sweep, chunks_agree
+from llmprobe.probes.sweeps import Piece, Sweep
 from llmprobe.probes.tallies import N_GROUPS, Evidence, Tally, kept_at_all
 from llmprobe.results.variance import VarianceResult
 
@@ -186,9 +187,10 @@ class VarianceProbe(Probe):
     """Attention outputs of the last tokens."""
 
     tally = VarianceTally
+    branches = True
 
     def __init__(self, loaded: LoadedModel, asked: VarianceRequest) -> None:
-        self.ready = ready = prepare(loaded, asked, chunk=asked.chunk)
+        self.ready = ready = prepare(loaded, asked, chunk=asked.chunk, branches=self.branches)
         self.at = asked.at
         n_queries = len(ready.prompts.query_tokens)
         self.n_groups = n_queries if n_queries > 1 else N_GROUPS
