@@ -5,32 +5,59 @@ but all of it besides the query is. `forward_branches` therefore runs the longes
 keeps their keys and values. The query of each shorter length is then a branch: a token of its own
 that sees the keys of its prefix and itself. That is one pass over the longest prompts and one token
 more for each other length, in memory that grows linearly with the length.
+
+If only the first attention is wanted, its projections may be those of token types, which
+`find_types` finds where it pays.
 """
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
+
+from llmprobe.capture.discovery import AttentionLayer, input_device
+from llmprobe.capture.token_types import TokenTypes
+from llmprobe.probes.prompts import Prompts
+
+_N_TRIED = 64
+"""Tokens of the first trial of token types."""
+_LEAST_PROMPTS, _LEAST_SAVED = 8, 4
+"""Prompts, and tokens for each type, from which on token types pay for their trial and table."""
+_MOST_BYTES = 2**30
+"""Of the table of token types."""
 
 Observe = Callable[[list[int]], AbstractContextManager[Mapping[int, Any]]]
 """Attach a capture for these positions; the mapping it gives is filled by the forward."""
 
 
 def forward(
-    model: nn.Module, tokens: Tensor, positions: list[int], chunk: int | None, observe: Observe
+    model: nn.Module,
+    tokens: Tensor,
+    positions: list[int],
+    chunk: int | None,
+    observe: Observe,
+    types: TokenTypes | None = None,
 ) -> list[Mapping[int, Any]]:
     """Run prompts whole or in chunks over a cache; what is captured, in parts by positions."""
-    length = tokens.shape[1]
-    if chunk is None or chunk >= length:
-        with observe(positions) as captured:
-            model(tokens, **without_cache(model))
-        return [captured]
+    if chunk is None or chunk >= tokens.shape[1]:
+        return [_whole(model, tokens, observe(positions), types, **without_cache(model))]
     return _in_chunks(model, tokens, positions, chunk, observe, DynamicCache(config=model.config))
+
+
+def _whole(
+    model: nn.Module, tokens: Tensor, capture: Any, types: TokenTypes | None, **options: Any
+) -> Mapping[int, Any]:
+    with capture as captured, ExitStack() as stack:
+        if types is not None and capture.may_narrow(tokens.shape[1]):
+            stack.enter_context(types.serving(capture, tokens))
+        model(tokens, **options)
+    return captured
 
 
 def forward_branches(
@@ -39,6 +66,7 @@ def forward_branches(
     lengths: Sequence[int],
     chunk: int | None,
     observe: Observe,
+    types: TokenTypes | None = None,
     *,
     n_tail: int,
 ) -> list[Mapping[int, Any]]:
@@ -48,8 +76,11 @@ def forward_branches(
     """
     *shorter, longest = sorted(lengths)
     cache = _branching_cache()
-    size = min(chunk or longest, longest)
-    parts = _in_chunks(model, tokens, [longest - 1], size, observe, cache)
+    if chunk is None or chunk >= longest:
+        capture = observe([longest - 1])
+        parts = [_whole(model, tokens, capture, types, past_key_values=cache, use_cache=True)]
+    else:
+        parts = _in_chunks(model, tokens, [longest - 1], chunk, observe, cache)
     tail = tokens[:, longest - n_tail :]
     for length in reversed(shorter):
         _keep_first(cache, length - n_tail)
@@ -124,3 +155,35 @@ def without_cache(model: nn.Module) -> dict[str, Any]:
     """The option that no cache is wanted, where a model takes it."""
     takes_cache = "use_cache" in inspect.signature(model.forward).parameters
     return {"use_cache": False} if takes_cache else {}
+
+
+def find_types(
+    model: nn.Module, layer: AttentionLayer, prompts: Prompts, *, n_tokens: int
+) -> TokenTypes | None:
+    """The first attention by token types, where they pay and give the same numbers.
+
+    They pay if `n_tokens`, all that a sweep runs, are many more than there are distinct tokens.
+    """
+    if prompts.n_prompts < _LEAST_PROMPTS:
+        return None
+    n_types = _n_types(prompts)
+    if _LEAST_SAVED * n_types > n_tokens:
+        return None
+    tokens = prompts.batch([prompts.longest_one], prompts.longest).to(input_device(model))
+    types = TokenTypes.found(model, layer, tokens[:, :_N_TRIED])
+    if types is None or n_types * types.row_bytes > _MOST_BYTES:
+        return None
+    last = tokens.shape[1] - 1
+    types.reserve(n_types)
+    return types if types.holds(layer, tokens, sorted({last // 4, last // 2, last})) else None
+
+
+def _n_types(prompts: Prompts) -> int:
+    """Distinct tokens in all prompts."""
+    seen = np.zeros(0, bool)
+    for index in range(prompts.n_prompts):
+        length = prompts.longest if prompts.sizes is None else prompts.sizes[index]
+        tokens = prompts.batch([index], length).numpy()
+        seen.resize(max(len(seen), int(tokens.max()) + 1), refcheck=False)
+        seen[tokens] = True
+    return int(seen.sum())

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from llmprobe.base.lengths import passes_of
 from llmprobe.base.machine import free_memory, is_out_of_memory, matmul_rate
 from llmprobe.capture.discovery import AttentionLayer, attention_layers, input_device
+from llmprobe.capture.token_types import TokenTypes
 from llmprobe.errors import OutOfMemoryError
 from llmprobe.probes.agreement import forget_lengths
 from llmprobe.probes.forwards import Observe, forward, forward_branches
@@ -181,6 +182,8 @@ class Sweep:
     """Asked once memory runs out: whether prompts may be cut into chunks."""
     forward: Callable[..., list[Mapping[int, Any]]] | None = None
     """Runs a batch, with the arguments of `forwards.forward`, which does it if None."""
+    types: Callable[[], TokenTypes | None] = lambda: None
+    """Asked before a batch is run: how the first attention may be computed by token types."""
     _length: list[int] = field(default_factory=list, init=False)
     """Of the last piece: before another one the model has to forget it."""
 
@@ -239,9 +242,13 @@ class Sweep:
         """What is captured of a batch, in parts by positions."""
         n_tail = self.prompts.n_tail
         if n_tail and len(lengths) > 1:
-            return forward_branches(self.model, tokens, lengths, chunk, self.observe, n_tail=n_tail)
-        run = self.forward or forward
-        return run(self.model, tokens, [n - 1 for n in lengths], chunk, self.observe)
+            return forward_branches(
+                self.model, tokens, lengths, chunk, self.observe, self.types(), n_tail=n_tail
+            )
+        positions = [n - 1 for n in lengths]
+        if self.forward is not None:
+            return self.forward(self.model, tokens, positions, chunk, self.observe)
+        return forward(self.model, tokens, positions, chunk, self.observe, self.types())
 
     def _divisible(self, indices: list[int], at_once: int) -> bool:
         """Whether a batch can be run with less memory."""

@@ -27,8 +27,10 @@ from llmprobe.base.trends import compare_trends, fit_trends
 from llmprobe.capture.discovery import AttentionLayer, LayerChoice, attention_layers
 from llmprobe.capture.loading import AnyModel, LoadedModel
 from llmprobe.capture.outputs import AT, capture_attention
+from llmprobe.capture.token_types import TokenTypes
 from llmprobe.errors import CaptureError, OutOfMemoryError
 from llmprobe.probes.agreement import chunks_agree
+from llmprobe.probes.forwards import find_types
 from llmprobe.probes.nulls import NULLS, null_model
 from llmprobe.probes.probe import LoadOptions, Probe, start
 from llmprobe.probes.prompts import PromptSource
@@ -220,6 +222,12 @@ class VarianceProbe(Probe):
 
     def may_chunk(self) -> bool:
         return chunks_agree(self.ready.model, self.ready.prompts, self.ready.layers)
+
+    def types(self) -> TokenTypes | None:
+        ready = self.ready
+        if len(ready.layers) > 1:
+            return None
+        return find_types(ready.model, ready.layers[0], ready.prompts, n_tokens=ready.plan.n_tokens)
 
     def examine(self, tally: VarianceTally, piece: Piece) -> None:
         """The null model on the same prompts, and how often the model's answers are right."""
