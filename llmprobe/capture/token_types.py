@@ -183,6 +183,7 @@ class TokenTypes:
                 return
         raise NotServed("the attention module did not run")
 
+    @torch.inference_mode()
     def _rows(self, tokens: Tensor) -> Tensor:
         """The tokens' rows in the tables; those that are missing are computed."""
         distinct = tokens.unique()

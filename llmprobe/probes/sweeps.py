@@ -241,14 +241,15 @@ class Sweep:
     ) -> list[Mapping[int, Any]]:
         """What is captured of a batch, in parts by positions."""
         n_tail = self.prompts.n_tail
-        if n_tail and len(lengths) > 1:
-            return forward_branches(
-                self.model, tokens, lengths, chunk, self.observe, self.types(), n_tail=n_tail
-            )
         positions = [n - 1 for n in lengths]
         if self.forward is not None:
             return self.forward(self.model, tokens, positions, chunk, self.observe)
-        return forward(self.model, tokens, positions, chunk, self.observe, self.types())
+        types = self.types() if chunk is None else None
+        if n_tail and len(lengths) > 1:
+            return forward_branches(
+                self.model, tokens, lengths, chunk, self.observe, types, n_tail=n_tail
+            )
+        return forward(self.model, tokens, positions, chunk, self.observe, types)
 
     def _divisible(self, indices: list[int], at_once: int) -> bool:
         """Whether a batch can be run with less memory."""

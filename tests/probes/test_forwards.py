@@ -4,9 +4,10 @@ import pandas as pd
 import pytest
 import torch
 from families import FAMILIES, tiny
+from forging import Stopped, stopping
 
 from llmprobe import attention_layers, capture_attention, probe_attention, probe_variance
-from llmprobe.probes import request
+from llmprobe.probes import request, variance
 from llmprobe.probes.agreement import prefixes_agree
 from llmprobe.probes.forwards import forward, forward_branches
 from llmprobe.probes.plans import plan_probe
@@ -86,3 +87,56 @@ def test_the_plan_knows_that_keys_are_kept():
     assert plans[1].n_tokens == plans[0].n_tokens
     assert plans[1].token_bytes > plans[0].token_bytes
     assert plan_probe(VarianceProbe, "builtin", fixed).memory == plans[1].memory
+
+
+def typed(monkeypatch):
+    """Keep what `find_types` finds."""
+    found, find = [], variance.find_types
+
+    def keep(*args, **kwargs):
+        found.append(find(*args, **kwargs))
+        return found[-1]
+
+    monkeypatch.setattr(variance, "find_types", keep)
+    return found
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"at": "heads", "query": "fixed", "n_queries": 2}, {"batch_tokens": 200}]
+)
+def test_a_probe_of_the_first_layer_has_the_same_numbers_by_token_types(options, monkeypatch):
+    found = typed(monkeypatch)
+    by_types = probe_variance(tiny("llama"), LENGTHS, n_prompts=16, **options).to_frame()
+    monkeypatch.setattr(variance, "find_types", lambda *_, **__: None)
+    without = probe_variance(tiny("llama"), LENGTHS, n_prompts=16, **options).to_frame()
+    assert [types is None for types in found] == [False]
+    pd.testing.assert_frame_equal(by_types, without, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("gpt2", {}),
+        ("llama", {"n_prompts": 4}),
+        ("llama", {"lengths": 16}),
+        ("llama", {"chunk": 7}),
+    ],
+)
+def test_token_types_are_left_out_where_they_do_not_pay(family, options, monkeypatch):
+    """Learned positions; few prompts; as many distinct tokens as tokens; chunks."""
+    found = typed(monkeypatch)
+    lengths = options.pop("lengths", LENGTHS)
+    probe_variance(tiny(family), lengths, **({"n_prompts": 8} | options))
+    assert not any(found)
+
+
+@pytest.mark.parametrize("query", ["free", "fixed"])
+def test_a_resumed_run_by_types_has_the_bits_of_an_undisturbed_one(query, monkeypatch, tmp_path):
+    options = {"n_prompts": 32, "query": query, "batch_tokens": 80}
+    found = typed(monkeypatch)
+    whole = probe_variance(tiny("llama"), LENGTHS, **options, output=tmp_path / "whole")
+    with pytest.raises(Stopped), stopping(2):
+        probe_variance(tiny("llama"), LENGTHS, **options, output=tmp_path / "run")
+    again = probe_variance(tiny("llama"), LENGTHS, **options, output=tmp_path / "run")
+    assert again.to_frame().equals(whole.to_frame())
+    assert all(types is not None for types in found)
