@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from llmprobe.base.machine import is_out_of_memory
 from llmprobe.capture.calls import Owner
@@ -183,23 +184,26 @@ class TokenTypes:
                 return
         raise NotServed("the attention module did not run")
 
-    @torch.inference_mode()
     def _rows(self, tokens: Tensor) -> Tensor:
         """The tokens' rows in the tables; those that are missing are computed."""
-        distinct = tokens.unique()
-        device = tokens.device
-        most = int(distinct[-1]) + 1
-        if most > len(self._row):
-            more = torch.full((most - len(self._row),), -1, dtype=torch.int64, device=device)
-            self._row = torch.cat([self._row.to(device), more])
-        missing = distinct[self._row[distinct] < 0]
-        size = _BLOCK[0] * _BLOCK[1]
-        for start in range(0, len(missing), size):
-            block = missing[start : start + size]
-            padded = torch.cat([block, block[:1].expand(size - len(block))])
-            self._run(padded.view(_BLOCK), partial(self._append, n=len(block)))
-            self._row[block] = torch.arange(self._n_rows - len(block), self._n_rows, device=device)
-        return self._row[tokens]
+        with torch.inference_mode():
+            distinct = tokens.unique()
+            most = int(distinct[-1]) + 1
+            if most > len(self._row):
+                self._row = functional.pad(
+                    self._row.to(tokens.device), (0, most - len(self._row)), value=-1
+                )
+            missing = distinct[self._row[distinct] < 0]
+            for block in missing.split(_BLOCK[0] * _BLOCK[1]) if len(missing) else ():
+                self._compute(block)
+            return self._row[tokens]
+
+    def _compute(self, tokens: Tensor) -> None:
+        """Rows of new tokens, in a block that is filled up to its size."""
+        n, start = len(tokens), self._n_rows
+        spare = tokens[:1].expand(_BLOCK[0] * _BLOCK[1] - n)
+        self._run(torch.cat([tokens, spare]).view(_BLOCK), partial(self._append, n=n))
+        self._row[tokens] = torch.arange(start, start + n, device=tokens.device)
 
     def _append(self, inputs: Tensor, n: int) -> None:
         made = [child(inputs).flatten(0, 1)[:n] for child in self._served]
