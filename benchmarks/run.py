@@ -14,6 +14,8 @@ g  starting, against `import torch`
 h  growth of time and memory with the length
 i  what edits cost over a bare forward
 j  memory of losses, over the layers alone
+k  layer 0 of 64 prompts at all lengths
+l  all layers with a fixed query, in one pass
 
 Peers that are not installed are left out, and a line says so. The exit code is 1 if a target is
 missed or numbers are unequal.
@@ -32,6 +34,7 @@ import editing
 import games
 import growth
 import losses
+import many
 import overhead
 import startup
 import sweeps
@@ -52,6 +55,8 @@ CASES = {
     "h": growth.run,
     "i": editing.run,
     "j": losses.run,
+    "k": many.many_prompts,
+    "l": many.fixed_queries,
 }
 
 

@@ -22,7 +22,7 @@ LENGTHS = [64, 32, 16]
 def bench(monkeypatch):
     """The scripts as modules; they are no package, so their folder is put on the path."""
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    names = ("check", "measure", "report", "shapes", "sweeps", "ways", "worker")
+    names = ("check", "many", "measure", "report", "shapes", "sweeps", "ways", "worker")
     return SimpleNamespace(**{name: import_module(name) for name in names})
 
 
@@ -266,3 +266,15 @@ def test_coverage_is_counted_by_head_and_notes_by_layer(coverage, capsys):
         assert float(worst.strip("%")) < 80
         assert below == "50%"
         assert float(fine.strip("%")) < 20 <= float(bad.strip("%"))
+
+
+def test_many_prompts_and_fixed_queries_are_measured_on_equal_numbers(bench, monkeypatch):
+    monkeypatch.setattr(bench.many, "N_PROMPTS", 8)
+    options = bench.report.Options(skip=lambda reason: None)
+    found = [*bench.many.many_prompts(options, "tiny", "16..64")]
+    found += bench.many.fixed_queries(options, "tiny", 64)
+    assert {finding.case for finding in found} == {"k", "l"}
+    assert all(finding.equal for finding in found)
+    scaled = [finding for finding in found if "hooks" in finding.name]
+    assert len(scaled) == 4
+    assert all("its time is scaled" in finding.note for finding in scaled)

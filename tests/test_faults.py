@@ -147,7 +147,7 @@ import json, resource, sys
 import psutil, torch
 from llmprobe import load_model, probe_variance
 from llmprobe.errors import LLMProbeError
-from llmprobe.probes import sweeps
+from llmprobe.probes import request, sweeps
 from llmprobe.probes.probe import start
 from llmprobe.probes.variance import VarianceProbe, VarianceRequest
 
@@ -156,8 +156,10 @@ torch.set_num_threads(1)
 loaded = load_model("builtin")
 # Whatever is allocated once.
 probe_variance(loaded, "16", n_prompts=2).save(f"{output}/first")
-forward, seen = sweeps._forward, []
-sweeps._forward = lambda *args: seen.append([*args[1].shape, args[3]]) or forward(*args)
+# One pass per length, so that there is something to keep when the longest does not fit.
+request.prefixes_agree = lambda *args: False
+forward, seen = sweeps.forward, []
+sweeps.forward = lambda *args: seen.append([*args[1].shape, args[3]]) or forward(*args)
 for name, (lengths, n_prompts, room) in cases.items():
     seen.clear()
     error = ""

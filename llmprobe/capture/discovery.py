@@ -43,7 +43,7 @@ LayerChoice = int | str | slice | Sequence[int] | None
 _N_TOKENS = 7
 """Tokens of the run by behavior; a prime that is unlikely to be a number of heads."""
 HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
-_KV_HEADS = ("num_kv_heads", "num_key_value_heads", "n_kv_heads")
+KV_HEADS = ("num_kv_heads", "num_key_value_heads", "n_kv_heads")
 _WINDOWS = ("sliding_window", "attention_chunk_size", "window_size")
 _DIGITS = 5
 """Of a layer's number. A range is expanded before the model is known, so it must be short."""
@@ -358,7 +358,7 @@ def _describe(
         fits = n_heads * call.value.shape[-1] == seen.projection_size
     else:
         n_heads = number_of(module, HEADS) or 0
-        n_kv_heads = number_of(module, _KV_HEADS) or n_heads
+        n_kv_heads = number_of(module, KV_HEADS) or n_heads
         fits = n_heads > 0 and seen.projection_size % n_heads == 0
     if not fits:
         raise UnsupportedModelError(

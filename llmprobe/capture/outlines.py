@@ -12,6 +12,7 @@ from torch import nn
 
 from llmprobe.capture.discovery import (
     HEADS,
+    KV_HEADS,
     AttentionLayer,
     declared_attention,
     decoder_of,
@@ -48,7 +49,7 @@ def outline_layers(model: nn.Module) -> tuple[AttentionLayer, ...] | None:
             path=paths[id(module)],
             type="full",
             n_heads=n_heads,
-            n_kv_heads=n_heads,
+            n_kv_heads=number_of(module, KV_HEADS) or number_of(decoder, KV_HEADS) or n_heads,
             head_size=number_of(module, _HEAD_SIZE) or hidden // n_heads,
             hidden_size=hidden,
             projection="",

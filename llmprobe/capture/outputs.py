@@ -88,7 +88,15 @@ class AttentionCapture(Session[Tensor]):
         self.device = device
         self._few: FewPositions | None = None
         self._narrow = False
+
+    @property
+    def narrow(self) -> bool:
         """True if the deepest layer computes only the chosen positions in this forward."""
+        return self._narrow
+
+    def may_narrow(self, length: int) -> bool:
+        """True if the positions are few enough for prompts of this length."""
+        return self.positions is not None and 2 * len(self.positions) <= length
 
     def attach(self, stack: ExitStack) -> None:
         for layer in self.layers:
@@ -117,7 +125,7 @@ class AttentionCapture(Session[Tensor]):
             if given is not None and self.alone():
                 batch, length, _ = given["hidden_states"].shape
                 index = self.index(batch, length, given["hidden_states"].device)
-                if 2 * index.shape[1] <= length and few.suits(forward, given):
+                if self.may_narrow(length) and few.suits(forward, given):
                     self._narrow = True
                     return few.run(forward, given, index)
             return forward(*args, **kwargs)

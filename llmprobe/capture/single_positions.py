@@ -61,6 +61,12 @@ class _Way:
 _known: "WeakKeyDictionary[nn.Module, _Way | None]" = WeakKeyDictionary()
 
 
+def queries_of(module: nn.Module) -> nn.Module | None:
+    """The child that computes the queries and nothing else, if a trial has found one."""
+    way = _known.get(module)
+    return None if way is None else way.queries
+
+
 class FewPositions:
     """Runs one attention module for chosen positions; `listen` must see its attention calls."""
 

@@ -35,6 +35,7 @@ from llmprobe.capture.loading import AnyModel, LoadedModel
 from llmprobe.capture.losses import check_head, ending_losses, token_losses
 from llmprobe.capture.outputs import capture_attention
 from llmprobe.errors import CaptureError
+from llmprobe.probes.agreement import chunks_agree
 from llmprobe.probes.by_prompt import PromptTally, joined
 from llmprobe.probes.loss import (
     LossRequest,
@@ -50,7 +51,7 @@ from llmprobe.probes.prompts import PromptSource
 from llmprobe.probes.remedy_request import parse_heads
 from llmprobe.probes.request import DEFAULT_LENGTHS, Prepared, check_count, prepare
 from llmprobe.probes.summaries import NOTHING_FINITE, few_prompts
-from llmprobe.probes.sweeps import SweepPlan, chunks_agree
+from llmprobe.probes.sweeps import SweepPlan
 from llmprobe.probes.tallies import Evidence
 from llmprobe.probes.variance import VarianceTally
 from llmprobe.results.ablation import AblationResult

@@ -151,9 +151,10 @@ class AttentionProbe(Probe):
     """Attention rows of the last tokens; rows and values are wanted of whole prompts at once."""
 
     tally = AttentionTally
+    branches = True
 
     def __init__(self, loaded: LoadedModel, asked: Request) -> None:
-        self.ready = prepare(loaded, asked)
+        self.ready = prepare(loaded, asked, branches=self.branches)
 
     def observe(self, positions: list[int]) -> Any:
         return _observe(self.ready, positions)
@@ -162,7 +163,7 @@ class AttentionProbe(Probe):
         self, tally: AttentionTally, prompts: list[int], parts: Sequence[Mapping[int, "_Seen"]]
     ) -> None:
         for number in self.ready.numbers:
-            seen = parts[0][number]
+            seen = _Seen.join([part[number] for part in parts])
             tally.update(number, seen.rows, seen.heads, seen.values, prompts)
 
     @classmethod
@@ -231,6 +232,18 @@ class _Seen:
     values: tuple[Tensor, Tensor] | None
     """Mean over tokens of the values and of their squares: (prompts, lengths, KV heads, size)."""
 
+    @classmethod
+    def join(cls, parts: Sequence["_Seen"]) -> "_Seen":
+        """One after another along the lengths."""
+        values = [part.values for part in parts if part.values is not None]
+        return cls(
+            rows=Rows.join([part.rows for part in parts], dim=1),
+            heads=torch.cat([part.heads for part in parts], dim=1),
+            values=(torch.cat([x for x, _ in values], 1), torch.cat([x for _, x in values], 1))
+            if values
+            else None,
+        )
+
 
 @contextmanager
 def _observe(ready: Prepared, positions: list[int]) -> Iterator[Mapping[int, _Seen]]:
@@ -246,9 +259,11 @@ def _observe(ready: Prepared, positions: list[int]) -> Iterator[Mapping[int, _Se
     index: dict[torch.device, Tensor] = {}
 
     def listen(call: AttentionCall) -> None:
-        device = call.value.device
+        device, n_keys = call.value.device, call.value.shape[2]
         if device not in index:
-            index[device] = torch.tensor(positions, device=device)
+            # Of a branch the forward has the last token alone, but the cache has all values.
+            last = [p if p >= 0 else n_keys + p for p in positions]
+            index[device] = torch.tensor(last, device=device)
         values[by_module[id(call.module)]] = _value_moments(call.value, index[device])
 
     seen: dict[int, _Seen] = {}

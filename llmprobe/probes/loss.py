@@ -30,13 +30,14 @@ from llmprobe.capture.discovery import LayerChoice
 from llmprobe.capture.loading import AnyModel, LoadedModel
 from llmprobe.capture.losses import check_head, token_losses
 from llmprobe.errors import CaptureError
+from llmprobe.probes.agreement import chunks_agree
 from llmprobe.probes.by_prompt import PromptTally, columns_of, joined
 from llmprobe.probes.joining import join_evidence
 from llmprobe.probes.probe import LoadOptions, Probe, start
 from llmprobe.probes.prompts import Prompts, PromptSource
 from llmprobe.probes.request import DEFAULT_LENGTHS, Prepared, Request, check_count, prepare
 from llmprobe.probes.summaries import NOTHING_FINITE, few_prompts
-from llmprobe.probes.sweeps import Piece, Sweep, chunks_agree, plan_sweep
+from llmprobe.probes.sweeps import Piece, Sweep, plan_sweep
 from llmprobe.probes.tallies import Evidence
 from llmprobe.probes.texts import BUILTIN_TEXT
 from llmprobe.results.base import Also, Result

@@ -12,7 +12,7 @@ from llmprobe.capture.discovery import choose_layers
 from llmprobe.capture.outlines import load_outline, outline_layers
 from llmprobe.probes.before import check_asked
 from llmprobe.probes.probe import LoadOptions, Probe, start
-from llmprobe.probes.prompts import OWN
+from llmprobe.probes.prompts import OWN, Prompts
 from llmprobe.probes.request import Request, batch_tokens, check_positions
 from llmprobe.probes.sweeps import SweepPlan, plan_sweep
 from llmprobe.probes.texts import read_text
@@ -44,16 +44,20 @@ def plan_probe(
     if every is None or asked.kind == OWN:
         return start(kind, model, asked, **load).plan
     check_positions(outline, lengths)
-    beginnings = asked.query == "free" and asked.kind != "dictionary"
+    # Prompts with answers are no beginnings of longer ones.
+    beginnings = not Prompts.kinds[asked.kind].has_answers()
+    branches = asked.query != "free" and kind.branches
+    one_pass = (beginnings and (asked.query == "free" or branches)) or len(lengths) == 1
     plan = plan_sweep(
         outline.model,
         choose_layers(every, asked.layers),
         lengths,
         n_prompts=asked.n_prompts,
-        one_pass=beginnings or len(lengths) == 1,
+        one_pass=one_pass,
         batch_tokens=batch_tokens(outline, asked),
         chunk=getattr(asked, "chunk", None),
         every=every,
         device=resolve_device(load.get("device", "auto")),
+        keeps_keys=branches and one_pass and len(lengths) > 1,
     )
     return asked.planned(plan)

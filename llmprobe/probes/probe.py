@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, TypedDict, Unpack
 
@@ -22,6 +23,7 @@ import torch
 from llmprobe.base.machine import evaluating, memory_kept, sample_weights
 from llmprobe.base.progress import Progress, reporting
 from llmprobe.capture.loading import AnyModel, LoadedModel, as_loaded
+from llmprobe.capture.token_types import TokenTypes
 from llmprobe.errors import CaptureError, CheckpointError, OutOfMemoryError
 from llmprobe.probes.before import check_asked
 from llmprobe.probes.joining import join_evidence
@@ -70,6 +72,9 @@ class Probe(ABC):
     tally: ClassVar[type[Tally]]
     """What it counts in; its kind is that of the result."""
 
+    branches: ClassVar[bool] = False
+    """Whether fixed queries may run as branches of the longest prompts."""
+
     ready: Prepared
     forward: Callable[..., list[Mapping[int, Any]]] | None = None
     """How a batch is run, where it is more than a forward with a capture: see `Sweep.forward`."""
@@ -89,6 +94,10 @@ class Probe(ABC):
     def may_chunk(self) -> bool:
         """Asked once memory runs out: whether prompts may be cut into chunks."""
         return False
+
+    def types(self) -> TokenTypes | None:
+        """How the first attention may be computed by token types, if it may."""
+        return None
 
     def examine(self, tally: Any, piece: Piece) -> None:
         """Ask something else of the model, once the capture of a piece is through."""
@@ -196,7 +205,13 @@ class _Work:
         self.probe, self.space, self.report = probe, space, report
         ready = probe.ready
         self.sweep = Sweep(
-            ready.model, ready.prompts, plan, probe.observe, probe.may_chunk, probe.forward
+            ready.model,
+            ready.prompts,
+            plan,
+            probe.observe,
+            probe.may_chunk,
+            probe.forward,
+            cache(probe.types),
         )
         self.total, self.done = plan.n_tokens, 0
         self.weights = sample_weights(ready.model)

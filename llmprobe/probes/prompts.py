@@ -112,6 +112,8 @@ class Prompts(ABC):
         bos = material.bos_token_id
         self._head = np.array([] if bos is None else [bos], np.int64)
         self._tails = np.array(self.query_tokens, np.int64).reshape(-1, 1)
+        self.n_tail = int(len(self._tails) > 0)
+        """Tokens of the query; a prompt of N tokens is N − n_tail of its longest one, and that."""
 
     @property
     def n_head(self) -> int:

@@ -30,6 +30,7 @@ from llmprobe.capture.losses import check_head, ending_losses, token_losses
 from llmprobe.capture.outputs import capture_attention
 from llmprobe.capture.positions import parse_rope, scaled_positions
 from llmprobe.errors import CaptureError
+from llmprobe.probes.agreement import chunks_agree
 from llmprobe.probes.by_prompt import PromptTally, joined
 from llmprobe.probes.loss import (
     KEY_GAIN,
@@ -59,7 +60,7 @@ from llmprobe.probes.remedy_scores import (
 from llmprobe.probes.remedy_tasks import TASKS, Task, make_tasks
 from llmprobe.probes.request import DEFAULT_LENGTHS, prepare
 from llmprobe.probes.summaries import NOTHING_FINITE, few_prompts
-from llmprobe.probes.sweeps import Piece, Sweep, chunks_agree
+from llmprobe.probes.sweeps import Piece, Sweep
 from llmprobe.probes.tallies import N_GROUPS, Evidence
 from llmprobe.probes.treatments import (
     REMEDIES,

@@ -25,10 +25,11 @@ from llmprobe.capture.discovery import (
 )
 from llmprobe.capture.editing import describe_edits
 from llmprobe.capture.loading import LoadedModel
+from llmprobe.probes.agreement import chunks_agree, prefixes_agree
 from llmprobe.probes.own_prompts import OwnPrompts, hash_rows, rows_of
 from llmprobe.probes.prompts import OWN, Prompts, PromptSource, check_kind, kind_of, make_prompts
 from llmprobe.probes.queries import N_QUERIES, check_query, token_text
-from llmprobe.probes.sweeps import SweepPlan, chunks_agree, plan_sweep, prefixes_agree
+from llmprobe.probes.sweeps import SweepPlan, plan_sweep
 from llmprobe.probes.tallies import Part
 from llmprobe.probes.texts import check_name, read_dataset, read_text, without_marks
 from llmprobe.results.base import Provenance
@@ -164,13 +165,18 @@ class Prepared:
         )
 
 
-def prepare(loaded: LoadedModel, asked: Request, *, chunk: int | None = None) -> Prepared:
-    """Choose layers, make prompts and plan the sweep, for a request that was checked."""
+def prepare(
+    loaded: LoadedModel, asked: Request, *, chunk: int | None = None, branches: bool = False
+) -> Prepared:
+    """Choose layers, make prompts and plan the sweep, for a request that was checked.
+
+    `branches`: whether fixed queries may run as branches of the longest prompts.
+    """
     with evaluating(loaded.model):
-        return _prepare(loaded, asked, chunk)
+        return _prepare(loaded, asked, chunk, branches)
 
 
-def _prepare(loaded: LoadedModel, asked: Request, chunk: int | None) -> Prepared:
+def _prepare(loaded: LoadedModel, asked: Request, chunk: int | None, branches: bool) -> Prepared:
     wanted = parse_lengths(asked.lengths)
     check_positions(loaded, wanted)
     chosen = choose_layers(attention_layers(loaded.model), asked.layers)
@@ -199,8 +205,9 @@ def _prepare(loaded: LoadedModel, asked: Request, chunk: int | None) -> Prepared
     if n_marks:
         prompt_set.warnings += (f"{n_marks:,} marks of WikiText (<unk>, @-@) were left out",)
     _check_different(prompt_set)
+    share_beginnings = prompt_set.prefix_consistent or (branches and prompt_set.n_tail > 0)
     agree = len(wanted) == 1 or (
-        prompt_set.prefix_consistent and prefixes_agree(loaded.model, prompt_set, wanted, chosen)
+        share_beginnings and prefixes_agree(loaded.model, prompt_set, wanted, chosen)
     )
     if chunk is not None and not chunks_agree(loaded.model, prompt_set, chosen):
         raise ValueError(f"chunk: {loaded.name} gives other numbers in chunks; leave chunk out")
@@ -213,6 +220,7 @@ def _prepare(loaded: LoadedModel, asked: Request, chunk: int | None) -> Prepared
         batch_tokens=batch_tokens(loaded, asked),
         chunk=chunk,
         sizes=prompt_set.sizes,
+        keeps_keys=agree and len(wanted) > 1 and prompt_set.n_tail > 0,
     )
     return Prepared(
         loaded=loaded,

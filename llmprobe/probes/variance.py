@@ -27,7 +27,10 @@ from llmprobe.base.trends import compare_trends, fit_trends
 from llmprobe.capture.discovery import AttentionLayer, LayerChoice, attention_layers
 from llmprobe.capture.loading import AnyModel, LoadedModel
 from llmprobe.capture.outputs import AT, capture_attention
+from llmprobe.capture.token_types import TokenTypes
 from llmprobe.errors import CaptureError, OutOfMemoryError
+from llmprobe.probes.agreement import chunks_agree
+from llmprobe.probes.forwards import find_types
 from llmprobe.probes.nulls import NULLS, null_model
 from llmprobe.probes.probe import LoadOptions, Probe, start
 from llmprobe.probes.prompts import PromptSource
@@ -41,7 +44,7 @@ from llmprobe.probes.summaries import (
     left_out,
     rounded,
 )
-from llmprobe.probes.sweeps import Piece, Sweep, chunks_agree
+from llmprobe.probes.sweeps import Piece, Sweep
 from llmprobe.probes.tallies import N_GROUPS, Evidence, Tally, kept_at_all
 from llmprobe.results.variance import VarianceResult
 
@@ -186,9 +189,10 @@ class VarianceProbe(Probe):
     """Attention outputs of the last tokens."""
 
     tally = VarianceTally
+    branches = True
 
     def __init__(self, loaded: LoadedModel, asked: VarianceRequest) -> None:
-        self.ready = ready = prepare(loaded, asked, chunk=asked.chunk)
+        self.ready = ready = prepare(loaded, asked, chunk=asked.chunk, branches=self.branches)
         self.at = asked.at
         n_queries = len(ready.prompts.query_tokens)
         self.n_groups = n_queries if n_queries > 1 else N_GROUPS
@@ -218,6 +222,12 @@ class VarianceProbe(Probe):
 
     def may_chunk(self) -> bool:
         return chunks_agree(self.ready.model, self.ready.prompts, self.ready.layers)
+
+    def types(self) -> TokenTypes | None:
+        ready = self.ready
+        if len(ready.layers) > 1:
+            return None
+        return find_types(ready.model, ready.layers[0], ready.prompts, n_tokens=ready.plan.n_tokens)
 
     def examine(self, tally: VarianceTally, piece: Piece) -> None:
         """The null model on the same prompts, and how often the model's answers are right."""

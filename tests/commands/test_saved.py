@@ -105,3 +105,16 @@ def test_no_command_writes_through_a_link(call, tmp_path):
         assert mine.read_text() == "mine"
         assert not link.is_symlink()
         assert link.stat().st_size > 1000
+
+
+@pytest.mark.parametrize("words", ["show {0}", "plot {0}", "compare {0} {1} --output {1}.png"])
+def test_saved_results_are_shown_without_what_takes_long_to_import(words, run_python, tmp_path):
+    first, other = (make_variance_result().save(tmp_path / name) for name in ("run", "other"))
+    script = (
+        "import sys\nfrom llmprobe.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as e: assert e.code in (0, None), e.code\n"
+        "print('loaded', *{'torch', 'transformers', 'seaborn', 'scipy.stats'} & set(sys.modules))"
+    )
+    done = run_python(script, *words.format(first, other).split())
+    assert done.stdout.splitlines()[-1] == "loaded", done.stdout + done.stderr

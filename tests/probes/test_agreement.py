@@ -13,7 +13,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from llmprobe import probe_attention, probe_variance
 from llmprobe.base.lengths import lengths_to_check
 from llmprobe.probes import request
-from llmprobe.probes.sweeps import thresholds
+from llmprobe.probes.agreement import thresholds
 
 ORIGINAL = 32
 """Positions that the tiny models pretend to be trained for, before scaling."""
@@ -123,11 +123,11 @@ def assert_close(got, expected):
     pd.testing.assert_frame_equal(got[rest], expected[rest], rtol=1e-4, atol=1e-5)
 
 
-def alone(monkeypatch, model, lengths, probe=probe_variance):
+def alone(monkeypatch, model, lengths, probe=probe_variance, **options):
     """The reference: one pass per length, of a model that has seen nothing before."""
     with monkeypatch.context() as patch:
         patch.setattr(request, "prefixes_agree", lambda *args: False)
-        return numbers(probe(copy.deepcopy(model), lengths, layers=None, n_prompts=4))
+        return numbers(probe(copy.deepcopy(model), lengths, layers=None, n_prompts=4, **options))
 
 
 @pytest.mark.parametrize(
@@ -144,6 +144,16 @@ def test_every_length_has_the_numbers_that_it_has_alone(name, range_, monkeypatc
     noted = any("one pass per length" in note for note in result.warnings)
     static = name.split()[0] in ("default", "linear", "yarn", "llama3", "proportional")
     assert not (static and noted)  # one pass where one pass is right
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_fixed_queries_have_the_numbers_that_they_have_alone(name, monkeypatch):
+    """They are branches of the longest prompts where the model allows that."""
+    build, *arguments = MODELS[name]
+    model, lengths = build(*arguments), RANGES["two beyond"]
+    fixed = {"query": "id:5"}  # of several, the variance between them is a small difference
+    result = probe_variance(copy.deepcopy(model), lengths, layers=None, n_prompts=4, **fixed)
+    assert_close(numbers(result), alone(monkeypatch, model, lengths, **fixed))
 
 
 @pytest.mark.parametrize("scaling", SCALINGS)
@@ -194,8 +204,8 @@ def test_many_lengths_are_found_out_too(monkeypatch):
 
 def test_a_deep_layer_is_found_out_where_the_config_names_no_threshold(monkeypatch):
     """Then long prompts are compared in the first layers only, and short ones in all."""
-    monkeypatch.setattr("llmprobe.probes.sweeps._DEEP", 48)
-    monkeypatch.setattr("llmprobe.probes.sweeps.thresholds", lambda model: [])
+    monkeypatch.setattr("llmprobe.probes.agreement._DEEP", 48)
+    monkeypatch.setattr("llmprobe.probes.agreement.thresholds", lambda model: [])
     lengths = (4, 16, 64)
     for model, found in ((temper_last(make("default")), True), (make("default"), False)):
         result = probe_variance(copy.deepcopy(model), lengths, layers=None, n_prompts=4)

@@ -14,8 +14,9 @@ from llmprobe import (
     probe_attention,
     probe_variance,
 )
+from llmprobe.probes.agreement import chunks_agree, forget_lengths, prefixes_agree
 from llmprobe.probes.prompts import make_prompts
-from llmprobe.probes.sweeps import Sweep, chunks_agree, forget_lengths, plan_sweep, prefixes_agree
+from llmprobe.probes.sweeps import Sweep, plan_sweep
 from llmprobe.synthetic.set_network import SetNetwork
 
 LENGTHS = (4, 8, 24, 100)

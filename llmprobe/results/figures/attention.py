@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap, LogNorm
 from matplotlib.patches import Patch
@@ -25,6 +24,7 @@ from llmprobe.results.figures.style import (
     length_axis,
     log_axis,
     prompts_of,
+    scale,
     series_legend,
     styled_axes,
 )
@@ -129,6 +129,8 @@ def draw_decisions(frame: pd.DataFrame, rows: pd.DataFrame, *, ax: Axes | None =
 
     `frame` is `AttentionResult.head_frame()`, `rows` its `to_frame()`.
     """
+    import seaborn as sns  # brings scipy.stats, which takes long
+
     known = _with_terms("map", frame)
     colors = {**_TERM_COLORS, "": "0.92"}
     place = {name: number for number, name in enumerate(colors)}
@@ -202,7 +204,7 @@ def draw_prediction(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
         if known.empty:
             raise ValueError("prediction: this model does not show its values; use another figure")
         lengths = sorted(set(known.length))
-        for length, color in zip(lengths, sns.color_palette("viridis", len(lengths)), strict=True):
+        for length, color in zip(lengths, scale(len(lengths)), strict=True):
             part = known[known.length == length]
             ax.scatter(
                 part.predicted_variance, part.measured_variance, s=8, color=color, label=f"{length}"

@@ -14,9 +14,9 @@ import matplotlib
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-import seaborn as sns
 from cycler import cycler
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
 from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
@@ -31,6 +31,14 @@ MAX_LABELED = 10
 MAX_PANELS = 8
 _NARROW = 50
 """A log axis that spans less, from its lowest to its highest number, has plain numbers."""
+# Those of seaborn, which takes longer to import than most figures to draw: it brings scipy.stats.
+_COLORBLIND = tuple(
+    to_rgb(f"#{color}")
+    for color in (
+        *("0173B2", "DE8F05", "029E73", "D55E00", "CC78BC"),
+        *("CA9161", "FBAFE4", "949494", "ECE133", "56B4E9"),
+    )
+)
 _STYLE = {
     "font.size": 8,
     "axes.titlesize": 8,
@@ -49,7 +57,7 @@ _STYLE = {
     "pdf.fonttype": 42,  # text stays text
     "svg.fonttype": "none",
     "figure.dpi": 150,
-    "axes.prop_cycle": cycler(color=sns.color_palette("colorblind")),
+    "axes.prop_cycle": cycler(color=_COLORBLIND),
 }
 
 
@@ -65,6 +73,8 @@ def paper_style() -> Iterator[None]:
 
 def draw_violins(frame: pd.DataFrame, ax: Axes, *, legend: bool = True) -> None:
     """A violin for each length and feature; `frame` has one row a value."""
+    import seaborn as sns
+
     sns.violinplot(
         frame.assign(feature=frame.feature.astype(str)),
         x="length",
@@ -205,7 +215,13 @@ def mark_trained(ax: Axes, lengths: Collection[int], trained: int | None) -> Non
 def palette(n: int) -> Iterator[tuple[float, ...]]:
     """Colors for n series: easy to tell apart where they are few, a scale where they are many."""
     few = n <= MAX_LABELED
-    return cycle(sns.color_palette("colorblind", n) if few else sns.color_palette("viridis", n))
+    return cycle(_COLORBLIND[:n] if few else scale(n))
+
+
+def scale(n: int) -> list[tuple[float, ...]]:
+    """Colors for n ordered series, without the ends of the scale."""
+    colors = matplotlib.colormaps["viridis"](np.linspace(0, 1, n + 2)[1:-1])
+    return [tuple(color) for color in colors[:, :3].tolist()]
 
 
 def prompts_of(frame: pd.DataFrame) -> str:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import seaborn as sns
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
@@ -144,6 +143,8 @@ def draw_slopes(
     its variance, orange one that loses it, full at the −1/2 of attention that disperses. A dot
     marks slopes whose CI includes 0.
     """
+    import seaborn as sns  # brings scipy.stats, which takes long
+
     slope = "slope_within" if tested == "within" else "slope"
     frame = frame.assign(**{f"slope{end}": frame[f"{slope}{end}"] for end in ("", "_low", "_high")})
     heads = frame.assign(head=frame["head"].fillna(0)).pivot(

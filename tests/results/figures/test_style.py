@@ -1,7 +1,11 @@
 """The look of all figures, and the parts that several of them share."""
 
+from itertools import islice
+
 import matplotlib.pyplot as plt
+import numpy as np
 import pytest
+import seaborn as sns
 from samples import make_variance_result
 
 from llmprobe.results.figures import style
@@ -72,3 +76,10 @@ def test_a_figure_that_cannot_be_written_leaves_nothing(tmp_path, variance_resul
         style.write_figure(variance_result.plot(), tmp_path / "figure.poem")
     assert not plt.get_fignums()
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("n", [1, 3, 10, 11, 30])
+def test_colors_are_those_of_seaborn(n):
+    expected = sns.color_palette("colorblind" if n <= style.MAX_LABELED else "viridis", n)
+    got = list(islice(style.palette(n), n))
+    np.testing.assert_allclose(got, expected)

@@ -1,0 +1,142 @@
+"""Prompts with a fixed query give in one pass, as branches, what each length gives alone."""
+
+import pandas as pd
+import pytest
+import torch
+from families import FAMILIES, tiny
+from forging import Stopped, stopping
+
+from llmprobe import attention_layers, capture_attention, probe_attention, probe_variance
+from llmprobe.probes import request, variance
+from llmprobe.probes.agreement import prefixes_agree
+from llmprobe.probes.forwards import forward, forward_branches
+from llmprobe.probes.plans import plan_probe
+from llmprobe.probes.probe import start
+from llmprobe.probes.prompts import make_prompts
+from llmprobe.probes.variance import VarianceProbe, VarianceRequest
+
+LENGTHS = (4, 9, 40)
+WITHOUT_BRANCHES = ("glm_moe_dsa", "lfm2", "jamba", "qwen3_next")
+"""Families with a state that cannot be cut to a prefix, or a cache that only they know."""
+
+
+def prompts_for(lengths=LENGTHS, n=3):
+    return make_prompts(
+        "random", n_prompts=n, lengths=lengths, vocab_size=97, query="fixed", n_queries=2
+    )
+
+
+def both_ways(model, prompts, *, chunk=None):
+    """Head outputs by layer of all lengths, from branches and from one pass per length."""
+    every = range(prompts.n_prompts)
+
+    def observe(positions):
+        return capture_attention(model, positions=positions, at="heads", stop=True)
+
+    with torch.inference_mode():
+        tokens = prompts.batch(every, max(LENGTHS))
+        parts = forward_branches(model, tokens, LENGTHS, chunk, observe, n_tail=prompts.n_tail)
+        alone = [
+            forward(model, prompts.batch(every, n), [n - 1], None, observe)[0] for n in LENGTHS
+        ]
+    for layer in attention_layers(model):
+        yield tuple(torch.cat([part[layer.layer] for part in way], 1) for way in (parts, alone))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_branches_give_what_each_length_gives_alone_or_are_refused(family):
+    model, prompts = tiny(family), prompts_for()
+    agree = prefixes_agree(model, prompts, LENGTHS, attention_layers(model))
+    assert agree == (family not in WITHOUT_BRANCHES)
+    for got, expected in both_ways(model, prompts) if agree else ():
+        scale = expected.square().mean().sqrt().item()
+        torch.testing.assert_close(got, expected, atol=5e-6 * scale, rtol=0)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mistral"])
+def test_branches_grow_out_of_chunks_too(family):
+    for got, expected in both_ways(tiny(family), prompts_for(), chunk=11):
+        torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("probe", [probe_variance, probe_attention])
+@pytest.mark.parametrize("family", ["llama", "bloom"])
+def test_a_probe_has_the_numbers_of_one_pass_per_length(probe, family, monkeypatch):
+    options = {"layers": None, "n_prompts": 6, "query": "fixed", "n_queries": 2}
+    one_pass = probe(tiny(family), LENGTHS, **options).to_frame()
+    monkeypatch.setattr(request, "prefixes_agree", lambda *_: False)
+    per_length = probe(tiny(family), LENGTHS, **options).to_frame()
+    assert not one_pass.equals(per_length)  # they differ by rounding, so both ways were taken
+    pd.testing.assert_frame_equal(one_pass, per_length, rtol=1e-3, atol=1e-5)
+
+
+def test_own_prompts_of_different_sizes_branch_as_far_as_they_reach(monkeypatch):
+    rows = [[(7 * i + 3 * j) % 90 + 3 for j in range(n)] for i, n in enumerate((50, 50, 12, 12))]
+    options = {"prompts": rows, "query": "id:5"}
+    one_pass = probe_variance(tiny("llama"), LENGTHS, **options).to_frame()
+    monkeypatch.setattr(request, "prefixes_agree", lambda *_: False)
+    per_length = probe_variance(tiny("llama"), LENGTHS, **options).to_frame()
+    pd.testing.assert_frame_equal(one_pass, per_length, rtol=1e-3, atol=1e-5)
+
+
+def test_the_plan_knows_that_keys_are_kept():
+    asked = VarianceRequest(lengths="8..64", n_prompts=4, layers="all")
+    fixed = VarianceRequest(lengths="8..64", n_prompts=4, layers="all", query="fixed")
+    plans = [start(VarianceProbe, "builtin", one).plan for one in (asked, fixed)]
+    assert plans[1].one_pass
+    assert plans[1].n_tokens == plans[0].n_tokens
+    assert plans[1].token_bytes > plans[0].token_bytes
+    assert plan_probe(VarianceProbe, "builtin", fixed).memory == plans[1].memory
+
+
+def typed(monkeypatch):
+    """Keep what `find_types` finds."""
+    found, find = [], variance.find_types
+
+    def keep(*args, **kwargs):
+        found.append(find(*args, **kwargs))
+        return found[-1]
+
+    monkeypatch.setattr(variance, "find_types", keep)
+    return found
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"at": "heads", "query": "fixed", "n_queries": 2}, {"batch_tokens": 200}]
+)
+def test_a_probe_of_the_first_layer_has_the_same_numbers_by_token_types(options, monkeypatch):
+    found = typed(monkeypatch)
+    by_types = probe_variance(tiny("llama"), LENGTHS, n_prompts=16, **options).to_frame()
+    monkeypatch.setattr(variance, "find_types", lambda *_, **__: None)
+    without = probe_variance(tiny("llama"), LENGTHS, n_prompts=16, **options).to_frame()
+    assert [types is None for types in found] == [False]
+    pd.testing.assert_frame_equal(by_types, without, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("gpt2", {}),
+        ("llama", {"n_prompts": 4}),
+        ("llama", {"lengths": 16}),
+        ("llama", {"chunk": 7}),
+    ],
+)
+def test_token_types_are_left_out_where_they_do_not_pay(family, options, monkeypatch):
+    """Learned positions; few prompts; as many distinct tokens as tokens; chunks."""
+    found = typed(monkeypatch)
+    lengths = options.pop("lengths", LENGTHS)
+    probe_variance(tiny(family), lengths, **({"n_prompts": 8} | options))
+    assert not any(found)
+
+
+@pytest.mark.parametrize("query", ["free", "fixed"])
+def test_a_resumed_run_by_types_has_the_bits_of_an_undisturbed_one(query, monkeypatch, tmp_path):
+    options = {"n_prompts": 32, "query": query, "batch_tokens": 80}
+    found = typed(monkeypatch)
+    whole = probe_variance(tiny("llama"), LENGTHS, **options, output=tmp_path / "whole")
+    with pytest.raises(Stopped), stopping(2):
+        probe_variance(tiny("llama"), LENGTHS, **options, output=tmp_path / "run")
+    again = probe_variance(tiny("llama"), LENGTHS, **options, output=tmp_path / "run")
+    assert again.to_frame().equals(whole.to_frame())
+    assert all(types is not None for types in found)
