@@ -72,6 +72,28 @@ def _verdict(result: Any) -> str:
 
 
 @table
+def helps(root: Path) -> str:
+    """What helps a pretrained model, in three lines."""
+
+    def run(name: str) -> Any:
+        return saved(root / f"figures/what_helps{name}")
+
+    def change(name: str, remedy: str = "logn") -> str:
+        result = run(name)
+        best = result.best(remedy)
+        ends = (result.change, result.change_low, result.change_high)
+        return interval(*(x[0, best, -1] for x in ends), "+.2f")
+
+    return (
+        f"- In its trained context, {_verdict(run('_inside'))} SmolLM2.\n"
+        f"- Beyond it, with repaired positions, a colder softmax (`logn`) changes the loss by "
+        f"{change('_yarn')} nats at 16 times builtin's context and {change('_beyond_yarn')} at "
+        f"twice SmolLM2's; without repair by {change('')} and {change('_beyond')}.\n"
+        f"- Giving heads back the variance that they lose hurts: {change('', 'restore')} nats.\n"
+    )
+
+
+@table
 def recipes(root: Path) -> str:
     folder = root / "figures"
 
