@@ -21,6 +21,7 @@ import matplotlib.pyplot as plt
 import pytest
 import torch
 from checkout import ROOT
+from devices import set_up
 from hypothesis import settings
 from samples import make_variance_result
 from saved_models import cache, kept, llama  # noqa: F401  # fixtures
@@ -31,6 +32,7 @@ from llmprobe.results.variance import VarianceResult
 
 settings.register_profile("here", deadline=None)  # a busy machine is no failure
 settings.load_profile("here")
+set_up()
 torch.set_num_threads(1)  # the models are tiny: more threads only wait for each other
 
 
