@@ -130,11 +130,26 @@ def device_memory(device: torch.device) -> tuple[int, int] | None:
     return None if ask is None else ask(device)
 
 
+def describe_memory(device: torch.device, *, peak: bool = False) -> str:
+    """What is free, reserved or, after a run, was used at most; empty for the machine's own."""
+    own = device_memory(device)
+    if own is None:
+        return ""
+    module, gib = _device_module(device), 2**30
+    words = f"{device}: {own[0] / gib:.1f} of {own[1] / gib:.1f} GiB are free"
+    for what, name in (
+        ("torch reserves {:.1f}", "memory_reserved"),
+        ("the run used {:.1f} at most", "max_memory_allocated" if peak else ""),
+    ):
+        if hasattr(module, name):
+            words += f", {what.format(getattr(module, name)(device) / gib)}"
+    return words
+
+
 def release_memory(device: torch.device) -> None:
     """Give back what torch's allocator keeps of a device for later tensors."""
-    release = getattr(_device_module(device), "empty_cache", None)
-    if device.type != "cpu" and release is not None:
-        release()
+    if device.type != "cpu":
+        getattr(_device_module(device), "empty_cache", lambda: None)()
 
 
 def _device_module(device: torch.device) -> Any:

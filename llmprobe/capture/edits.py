@@ -137,7 +137,8 @@ class LengthMoments(NamedTuple):
         Below the first and above the last length these are used.
         """
         knots = widened(upload(torch.tensor(self.lengths), n.device)).log()
-        at = widened(n).log().clamp(knots[0], knots[-1])
+        # Not `clamp`, which asks the device for the numbers.
+        at = widened(n).log().maximum(knots[0]).minimum(knots[-1])
         right = torch.searchsorted(knots, at.contiguous()).clamp(min=1, max=len(knots) - 1)
         left = (right - 1).clamp(min=0)
         span = (knots[right] - knots[left]).clamp(min=1e-12)
@@ -220,7 +221,7 @@ class _Restored(_Beyond):
     def _new(self, layer: int, x: Tensor, n: Tensor) -> Tensor:
         own = self.of_layers[layer]
         mean, std = own.at(n[..., 0])
-        usual_mean, usual_std = own.at(n.new_full((), self.reference))
+        usual_mean, usual_std = own.at(n.new_full((1,), self.reference))
         gain = _ratio(usual_std, std) ** self.dose
         new: Tensor = mean + self.dose * (usual_mean - mean) + (x - mean) * gain
         return new * _ratio(_norm(x), _norm(new))[..., None] if self.keep_norm else new
