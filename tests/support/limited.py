@@ -2,7 +2,8 @@
 
 The limit is RLIMIT_DATA, set after the imports to what they take and a number of bytes more. It
 counts what a process allocates; files that are mapped for reading, such as a library or a
-checkpoint, do not count. Prints one line of JSON: what loading the whole model said, and the
+checkpoint, do not count. safetensors maps a whole file at a time, so a checkpoint has to be in
+several. Prints one line of JSON: what loading the whole model said, and the
 standard deviations that the probe found from disk.
 """
 
