@@ -10,10 +10,12 @@ PEERS := .venv-peers/.ready
 help:
 	@echo "make demo         set up .venv and run the main job"
 	@echo "make test         set up .venv and run the tests (a few minutes, offline)"
+	@echo "make test DEVICE=cuda    the suites that depend on the device, on a GPU (docs/gpu.md)"
 	@echo "make test-slow    the tests that take longer"
 	@echo "make attack       generated faults and forgeries (minutes; LLMPROBE_ATTACK_CASES, _SECONDS, _SEED)"
 	@echo "make lint         ruff and mypy"
 	@echo "make bench        against plain hooks, nnsight and TransformerLens, in one run (half an hour)"
+	@echo "make bench DEVICE=cuda   a GPU against the CPU: equal numbers, time, waits"
 	@echo "make bench-full   the same with longer prompts (more than an hour)"
 	@echo "make bench-check  has a ratio lost 20 % since benchmarks/baseline.json?"
 	@echo "make tables       write the tables of the documents from figures/ and benchmarks/"
@@ -34,8 +36,12 @@ demo: $(READY)
 	$(BIN)/llmprobe report $(DEMO) --output $(DEMO)/report.html --overwrite
 	@echo "The figure: $(DEMO)/variance.png. The page to explore: $(DEMO)/report.html"
 
+# DEVICE=cuda runs the suites of captures, edits, probes and the lab there; DEVICE=sim on the
+# simulated device of the tests.
 test: $(READY)
-	$(BIN)/python -m pytest -n auto
+	LLMPROBE_TEST_DEVICE=$(DEVICE) $(BIN)/python -m pytest $(if $(DEVICE),$(ON_DEVICE),-n auto)
+
+ON_DEVICE := tests/base tests/capture tests/probes tests/synthetic tests/test_simulated.py tests/test_on_device.py
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow
@@ -61,8 +67,14 @@ $(PEERS): pyproject.toml constraints.txt benchmarks/requirements.txt
 
 BENCH := .venv-peers/bin/python benchmarks/run.py $(if $(SMOLLM2),--smollm2 $(SMOLLM2))
 
+# DEVICE=cuda compares that device with the CPU instead, without the peers.
+ifdef DEVICE
+bench: $(READY)
+	$(BIN)/python benchmarks/device.py --device $(DEVICE)
+else
 bench: $(PEERS)
 	$(BENCH)
+endif
 
 bench-full: $(PEERS)
 	$(BENCH) --full

@@ -21,6 +21,7 @@ import matplotlib.pyplot as plt
 import pytest
 import torch
 from checkout import ROOT
+from devices import why_not
 from hypothesis import settings
 from samples import make_variance_result
 from saved_models import cache, kept, llama  # noqa: F401  # fixtures
@@ -36,6 +37,14 @@ torch.set_num_threads(1)  # the models are tiny: more threads only wait for each
 
 # How fast this machine multiplies is measured by every probe, and does not change meanwhile.
 sweeps.matmul_rate = cached(sweeps.matmul_rate)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """On another device than the CPU, what that device cannot be asked is skipped by name."""
+    for item in items:
+        reason = why_not(item.name.partition("[")[0], item.path.parts)
+        if reason is not None:
+            item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(autouse=True)

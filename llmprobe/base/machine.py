@@ -13,11 +13,13 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
 
 from llmprobe.base.processes import process, world_size
+from llmprobe.base.transfers import fetch
 
 try:
     import resource
@@ -57,15 +59,13 @@ def resolve_device(device: str | torch.device = "auto") -> torch.device:
         if accelerator.type == "cuda":
             return torch.device("cuda", process().local_rank)
         return accelerator
-    unknown = ValueError(f"device: got {device!r}, accepted: auto, cpu, cuda, cuda:1, mps")
-    here = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": torch.backends.mps.is_available()}
+    unknown = ValueError(f"device: got {device!r}, accepted: auto, cpu, cuda, cuda:1, mps, xpu")
     try:
         resolved = torch.device(device)
-    except RuntimeError:
+        # Also a kind that is no part of torch, if its package was imported.
+        n_devices = 1 if resolved.type == "cpu" else _device_module(resolved).device_count()
+    except (RuntimeError, AttributeError):
         raise unknown from None
-    if resolved.type not in here:
-        raise unknown
-    n_devices = int(here[resolved.type])
     if not n_devices:
         kind = resolved.type.upper()
         raise ValueError(
@@ -112,14 +112,49 @@ def resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype
 
 def free_memory(device: torch.device) -> int:
     """Bytes that this process can still allocate there, under whatever limit it runs."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+    if (own := device_memory(device)) is not None:
+        return own[0]
     limits = [psutil.virtual_memory().available, *_free_in_group(Path("/sys/fs/cgroup"))]
     if resource is not None:
         most, _ = resource.getrlimit(resource.RLIMIT_AS)
         if most != resource.RLIM_INFINITY:
             limits.append(most - psutil.Process().memory_info().vms)
     return max(0, min(limits))
+
+
+def device_memory(device: torch.device) -> tuple[int, int] | None:
+    """Free bytes and all bytes of a device; None where it shares the machine's, as Apple's do."""
+    if device.type == "cpu":
+        return None
+    ask = getattr(_device_module(device), "mem_get_info", None)
+    return None if ask is None else ask(device)
+
+
+def describe_memory(device: torch.device, *, peak: bool = False) -> str:
+    """What is free, reserved or, after a run, was used at most; empty for the machine's own."""
+    own = device_memory(device)
+    if own is None:
+        return ""
+    module, gib = _device_module(device), 2**30
+    words = f"{device}: {own[0] / gib:.1f} of {own[1] / gib:.1f} GiB are free"
+    for what, name in (
+        ("torch reserves {:.1f}", "memory_reserved"),
+        ("the run used {:.1f} at most", "max_memory_allocated" if peak else ""),
+    ):
+        if hasattr(module, name):
+            words += f", {what.format(getattr(module, name)(device) / gib)}"
+    return words
+
+
+def release_memory(device: torch.device) -> None:
+    """Give back what torch's allocator keeps of a device for later tensors."""
+    if device.type != "cpu":
+        getattr(_device_module(device), "empty_cache", lambda: None)()
+
+
+def _device_module(device: torch.device) -> Any:
+    """`torch.cuda`, `torch.mps`, `torch.xpu` ...: what torch knows of a kind of device."""
+    return torch.get_device_module(device)
 
 
 def _free_in_group(root: Path, groups: Path = Path("/proc/self/cgroup")) -> Iterator[int]:
@@ -221,14 +256,17 @@ def sample_weights(model: torch.nn.Module) -> str:
 
     Weights that are packed, or that lie on a disk, are left out.
     """
-    sha = hashlib.sha256()
+    sampled: dict[str, torch.Tensor] = {}
     for name, weight in model.named_parameters():
         packed = hasattr(weight, "__tensor_flatten__") or weight.layout != torch.strided
         if not weight.is_meta and not packed:
             flat = weight.detach().reshape(-1)
-            some = flat[:: max(1, flat.numel() // _N_SAMPLED)].resolve_conj().resolve_neg()
-            sha.update(name.encode())
-            sha.update(some.cpu().contiguous().view(torch.uint8).numpy())
+            some = flat[:: max(1, flat.numel() // _N_SAMPLED)]
+            sampled[name] = some.resolve_conj().resolve_neg()
+    sha = hashlib.sha256()
+    for name, some in zip(sampled, fetch(list(sampled.values())), strict=True):
+        sha.update(name.encode())
+        sha.update(some.contiguous().view(torch.uint8).numpy())
     return sha.hexdigest()
 
 
@@ -292,10 +330,8 @@ def _version(package: str) -> str:
 
 
 def _device_memory(device: torch.device) -> str:
-    if device.type != "cuda":
-        return ""
-    free, total = torch.cuda.mem_get_info(device)
-    return f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
+    own = device_memory(device)
+    return "" if own is None else f"{own[0] / 2**30:.1f} of {own[1] / 2**30:.1f} GiB free"
 
 
 def _hub() -> str:

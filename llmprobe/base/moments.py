@@ -28,6 +28,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from llmprobe.base.transfers import as_float64, fetch_arrays, upload
+
 State = dict[str, NDArray[Any]]
 A = TypeVar("A", bound="Accumulator")
 T = TypeVar("T", bound=np.generic)
@@ -71,13 +73,16 @@ class Accumulator(ABC):
         self.n_prompts += other.n_prompts
         return self
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything by name, where it is: what `state` brings to the host."""
+        found = {"n_prompts": torch.tensor(self.n_prompts)}
+        if self.shape is not None:
+            found |= {name: getattr(self, name) for name in (*self._parts, "nonfinite")}
+        return found
+
     def state(self) -> State:
         """Everything as plain arrays."""
-        state: State = {"n_prompts": np.array(self.n_prompts)}
-        if self.shape is not None:
-            for name in (*self._parts, "nonfinite"):
-                state[name] = getattr(self, name).cpu().numpy().copy()
-        return state
+        return _arrays(self.tensors())
 
     @classmethod
     def from_state(cls, state: Mapping[str, NDArray[Any]]) -> Self:
@@ -251,7 +256,7 @@ class Groups(Generic[A]):
             # A slice needs no index on the device, and batches mostly come in the groups' order.
             first, last = of_group[0], of_group[-1]
             joined = last - first == len(of_group) - 1
-            part.update(x[slice(first, last + 1) if joined else of_group])
+            part.update(x[first : last + 1] if joined else _rows(x, of_group))
         return self
 
     def merge(self, other: Self) -> Self:
@@ -274,12 +279,15 @@ class Groups(Generic[A]):
         """Prompts in each group, in the groups' order."""
         return {group: self.parts[group].n_prompts for group in sorted(self.parts)}
 
-    def state(self) -> State:
+    def tensors(self) -> dict[str, Tensor]:
         return {
             f"{group}/{name}": value
             for group in sorted(self.parts)
-            for name, value in self.parts[group].state().items()
+            for name, value in self.parts[group].tensors().items()
         }
+
+    def state(self) -> State:
+        return _arrays(self.tensors())
 
     @classmethod
     def from_state(cls, make: Callable[[], A], state: Mapping[str, NDArray[Any]]) -> Self:
@@ -312,10 +320,13 @@ def _observations(x: Tensor | NDArray[Any]) -> Tensor:
         raise ValueError(f"update: got {x.dtype} data, accepted: floating point")
     if x.ndim == 0:
         raise ValueError("update: got a single number, needs shape (prompts, *features)")
-    x = x.detach()
-    if x.device.type == "mps":  # has no float64
-        x = x.cpu()
-    return x.to(torch.float64)
+    return as_float64(x.detach())
+
+
+def _rows(x: Tensor | NDArray[Any], chosen: list[int]) -> Tensor | NDArray[Any]:
+    if not isinstance(x, Tensor):
+        return x[chosen]
+    return x.index_select(0, upload(torch.tensor(chosen), x.device))
 
 
 def _finite(values: Tensor) -> Tensor | None:
@@ -335,4 +346,8 @@ def _freeze(array: NDArray[T]) -> NDArray[T]:
 
 
 def _to_numpy(*tensors: Tensor) -> list[NDArray[Any]]:
-    return [_freeze(tensor.cpu().numpy().copy()) for tensor in tensors]
+    return [_freeze(array) for array in fetch_arrays(tensors)]
+
+
+def _arrays(tensors: Mapping[str, Tensor]) -> State:
+    return dict(zip(tensors, fetch_arrays(list(tensors.values())), strict=True))

@@ -13,13 +13,15 @@ import math
 import torch
 from torch import Tensor
 
+from llmprobe.base.transfers import widened
+
 _POLYNOMIAL = (-0.037, 0.481, -2.3, 4.917, -1.791)
 """Of the inverse temperature in the entropy, the highest power first: arXiv 2410.01104."""
 
 
 def log_scaling(n: Tensor, *, trained: int) -> Tensor:
     """max(1, ln n / ln L): Qwen's `use_logn_attn`."""
-    return (n.double().log() / math.log(trained)).clamp(min=1)
+    return (widened(n).log() / math.log(trained)).clamp(min=1)
 
 
 def yarn_scaling(extension: float) -> float:
@@ -29,12 +31,12 @@ def yarn_scaling(extension: float) -> float:
 
 def floor_scaling(n: Tensor, *, trained: int) -> Tensor:
     """1 + 0.1 ln(1 + ⌊(n − 1) / L⌋), which grows in steps: Llama 4, Mistral 4."""
-    return 1 + 0.1 * ((n - 1) // trained).double().log1p()
+    return 1 + 0.1 * widened((n - 1) // trained).log1p()
 
 
 def information_scaling(n: Tensor, *, trained: int, head_size: int) -> Tensor:
     """max(1, √((1 − n^(−2/d)) / (1 − L^(−2/d)))): InfoScale, arXiv 2501.08570."""
-    share = 1 - n.double() ** (-2 / head_size)
+    share = 1 - widened(n) ** (-2 / head_size)
     return (share / (1 - trained ** (-2 / head_size))).sqrt().clamp(min=1)
 
 

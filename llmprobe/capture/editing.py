@@ -33,6 +33,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from llmprobe.base.transfers import as_float64, upload
 from llmprobe.capture.calls import AttentionCall, Owner, changing, lock, own_hook, owner_of
 from llmprobe.capture.discovery import (
     AttentionLayer,
@@ -247,7 +248,7 @@ class AttentionEdit:
 
     def _scaled(self, layer: AttentionLayer, query: Tensor, scale: float | Tensor) -> Tensor:
         wide = torch.promote_types(query.dtype, torch.float32)
-        factor = torch.as_tensor(scale, dtype=wide, device=query.device)
+        factor = upload(torch.as_tensor(scale, dtype=wide), query.device)
         try:
             factor = factor.expand(torch.broadcast_shapes(factor.shape, (1, 1, 1)))
             factor.expand(query.shape[:3])
@@ -304,7 +305,7 @@ class AttentionEdit:
             first = self._n_before + 1
             return torch.arange(first, first + length, device=x.device)[None, :, None]
         n = self._mask.cumsum(dim=1)[:, -length:].clamp(min=1)
-        return n.to(x.device)[..., None]
+        return upload(n, x.device)[..., None]
 
 
 _edit_hooks: set[int] = set()
@@ -365,7 +366,7 @@ def _choose_heads(layer: AttentionLayer, heads: HeadChoice) -> tuple[int, ...] |
 def _mask_of(chosen: tuple[int, ...], layer: AttentionLayer, device: torch.device) -> Tensor:
     mask = torch.zeros(layer.n_heads, dtype=torch.bool)
     mask[list(chosen)] = True
-    return mask.to(device)
+    return upload(mask, device)
 
 
 _known: "WeakKeyDictionary[nn.Module, bool]" = WeakKeyDictionary()
@@ -384,7 +385,7 @@ def _try(call: AttentionCall) -> bool:
 
     def draw(like: Tensor, n: int) -> Tensor:
         shape = (1, like.shape[1], n, like.shape[3])
-        return torch.randn(shape, generator=generator).to(like.device)
+        return upload(torch.randn(shape, generator=generator), like.device)
 
     query = draw(call.query, 1)
     key, value = (draw(x, _TRIED_KEYS) for x in (call.key, call.value))
@@ -395,11 +396,12 @@ def _try(call: AttentionCall) -> bool:
     def log_weights(query: Tensor) -> Tensor:
         weights = replace(trial, query=query).compute()[1]
         assert weights is not None, "eager functions return their weights"
-        return weights.double().log()
+        return as_float64(weights).log()
 
     plain = log_weights(query)
     factor = _TRIED_RANGE / _range(plain).max()
-    return bool(_range(log_weights(query * factor.float()) - factor * plain).max() < 0.05)
+    scaled = log_weights(query * factor.to(query))
+    return bool(_range(scaled - factor * plain).max() < 0.05)
 
 
 def _range(x: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from llmprobe.base.temperatures import dosed, entropy_scaling
+from llmprobe.base.transfers import upload, widened
 from llmprobe.capture.calls import AttentionCall
 from llmprobe.capture.editing import Outputs, Queries
 
@@ -90,7 +91,7 @@ def _multiplied(x: Tensor, gain: Scale) -> Tensor | None:
     """Head outputs (batch, tokens, heads, size) times a gain, multiplied in float32 at least."""
     if isinstance(gain, Tensor):
         wide = torch.promote_types(x.dtype, torch.float32)
-        return (x * gain.to(x.device, wide)[..., None]).to(x.dtype)
+        return (x * upload(gain, x.device, wide)[..., None]).to(x.dtype)
     return None if gain == 1 else x * gain
 
 
@@ -103,7 +104,7 @@ class _Ablation:
             return torch.zeros_like(x)
         if layer not in self.means:
             raise ValueError(f"means: got none of layer {layer}, only of {sorted(self.means)}")
-        return self.means[layer].to(x).expand_as(x)
+        return upload(self.means[layer], x.device, x.dtype).expand_as(x)
 
 
 @dataclass(frozen=True)
@@ -135,13 +136,15 @@ class LengthMoments(NamedTuple):
 
         Below the first and above the last length these are used.
         """
-        knots = torch.tensor(self.lengths, dtype=torch.float64, device=n.device).log()
-        at = n.double().log().clamp(knots[0], knots[-1])
+        knots = widened(upload(torch.tensor(self.lengths), n.device)).log()
+        # Not `clamp`, which asks the device for the numbers.
+        at = widened(n).log().maximum(knots[0]).minimum(knots[-1])
         right = torch.searchsorted(knots, at.contiguous()).clamp(min=1, max=len(knots) - 1)
         left = (right - 1).clamp(min=0)
         span = (knots[right] - knots[left]).clamp(min=1e-12)
         share = ((at - knots[left]) / span).float()[..., None, None]
-        mean, log_std = self.mean.to(n.device).float(), self.std.to(n.device).float().log()
+        mean, std = (upload(x, n.device, torch.float32) for x in (self.mean, self.std))
+        log_std = std.log()
         between = [torch.lerp(x[left], x[right], share) for x in (mean, log_std)]
         return between[0], between[1].exp()
 
@@ -202,7 +205,8 @@ class _Beyond:
 
     def __call__(self, layer: int, x: Tensor, n: Tensor) -> Tensor | None:
         beyond = n > self.reference
-        if self.dose == 0 or not bool(beyond.any()):
+        # Whether a token is beyond is known to the host only where it need not wait for it.
+        if self.dose == 0 or (beyond.device.type == "cpu" and not bool(beyond.any())):
             return None
         return torch.where(beyond[..., None], self._new(layer, x, n).to(x.dtype), x)
 
@@ -217,7 +221,7 @@ class _Restored(_Beyond):
     def _new(self, layer: int, x: Tensor, n: Tensor) -> Tensor:
         own = self.of_layers[layer]
         mean, std = own.at(n[..., 0])
-        usual_mean, usual_std = own.at(torch.tensor(self.reference, device=n.device))
+        usual_mean, usual_std = own.at(n.new_full((1,), self.reference))
         gain = _ratio(usual_std, std) ** self.dose
         new: Tensor = mean + self.dose * (usual_mean - mean) + (x - mean) * gain
         return new * _ratio(_norm(x), _norm(new))[..., None] if self.keep_norm else new
@@ -226,14 +230,14 @@ class _Restored(_Beyond):
 @dataclass(frozen=True)
 class _Unsloped(_Beyond):
     def _new(self, layer: int, x: Tensor, n: Tensor) -> Tensor:
-        slopes = self.of_layers[layer].to(x.device).float()
+        slopes = upload(self.of_layers[layer], x.device, torch.float32)
         return x * ((n / self.reference) ** (-self.dose * slopes))[..., None]
 
 
 @dataclass(frozen=True)
 class _Normed(_Beyond):
     def _new(self, layer: int, x: Tensor, n: Tensor) -> Tensor:
-        usual = self.of_layers[layer].to(x.device).float()
+        usual = upload(self.of_layers[layer], x.device, torch.float32)
         return x * (_ratio(usual, _norm(x)) ** self.dose)[..., None]
 
 

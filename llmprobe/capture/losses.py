@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import DynamicCache
 
+from llmprobe.base.transfers import upload
 from llmprobe.capture.calls import Owner, check_plain
 from llmprobe.capture.discovery import attention_layers, decoder_of, input_device
 from llmprobe.capture.loading import AnyModel, module_of
@@ -46,7 +47,7 @@ def token_losses(model: AnyModel, tokens: Tensor, *, chunk: int | None = None) -
     """
     module = module_of(model)
     check_plain(module)
-    tokens = tokens.to(input_device(module))
+    tokens = upload(tokens, input_device(module))
     length = tokens.shape[1]
     if length < 2:
         raise ValueError(f"tokens: got {length} in a prompt, accepted: 2 or more")
@@ -72,7 +73,7 @@ def ending_losses(
     """
     module = module_of(model)
     check_plain(module)
-    tokens = tokens.to(input_device(module))
+    tokens = upload(tokens, input_device(module))
     if not 0 < n < tokens.shape[1]:
         raise ValueError(f"n: got {n}, accepted: 1 to {tokens.shape[1] - 1}, less than the prompt")
     context, ending, targets = tokens[:, : -n - 1], tokens[:, -n - 1 : -1], tokens[:, -n:]
@@ -95,13 +96,14 @@ def last_logits(model: AnyModel, tokens: Tensor, n: int = 1) -> Tensor:
     """Logits (prompts, n, vocabulary) behind the last n positions; the head runs on those alone."""
     module = module_of(model)
     check_plain(module)
-    return _Slices(module).last(tokens.to(input_device(module)), n, **_without_cache(module))
+    tokens = upload(tokens, input_device(module))
+    return _Slices(module).last(tokens, n, **_without_cache(module))
 
 
 def check_head(model: AnyModel, tokens: Tensor) -> None:
     """Refuse a model without a head, or one whose head cannot run on a few positions."""
     module = module_of(model)
-    few = tokens[:1, :_CHECKED].to(input_device(module))
+    few = upload(tokens[:1, :_CHECKED], input_device(module))
     with torch.inference_mode():
         sliced = _Slices(module, width=5).losses(few, few[:, 1:], **_without_cache(module))
         logits = module(few, **_without_cache(module)).logits

@@ -19,6 +19,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -244,7 +245,7 @@ class RowCapture(Session[Rows]):
             # For a single query some modules return (batch, heads, tokens).
             given = [x for x in output[1:] if isinstance(x, Tensor)]
             given = [x[:, :, None] if layer.last_only and x.ndim == 3 else x for x in given]
-            weights = next((x for x in given if _are_weights(x, length)), None)
+            weights = _weights_among(given, module, length)
             if weights is None:
                 raise CaptureError(
                     f"{layer.path} ({type(module).__name__}) returned no attention weights, or "
@@ -290,10 +291,21 @@ def _log_lambda(logits: Tensor) -> Tensor:
     return torch.stack([largest(x) for x in logits.unbind(1)], dim=1).log()
 
 
-def _are_weights(x: Tensor, length: int) -> bool:
-    if x.ndim != 4 or x.shape[2] != length or x.shape[3] < length:
-        return False
-    return bool((x >= 0).all())
+_known: "WeakKeyDictionary[nn.Module, int]" = WeakKeyDictionary()
+"""Which of a module's outputs that have the shape of weights are weights."""
+
+
+def _weights_among(given: list[Tensor], module: nn.Module, length: int) -> Tensor | None:
+    """The first that has their shape and no negative number."""
+    fitting = [x for x in given if x.ndim == 4 and x.shape[2] == length <= x.shape[3]]
+    # On a GPU a look at the numbers would wait for it, in each layer: there once for a module.
+    if module in _known and len(fitting) > _known[module] and fitting[0].device.type != "cpu":
+        return fitting[_known[module]]
+    for number, x in enumerate(fitting):
+        if bool((x >= 0).all()):
+            _known[module] = number
+            return x
+    return None
 
 
 def _cat(parts: list[Any], dim: int) -> Any:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from llmprobe.base.transfers import upload
 from llmprobe.capture.calls import (
     Owner,
     at_positions,
@@ -82,7 +83,9 @@ class Session(Mapping[int, T], Generic[T]):
         self._mask: Tensor | None = None
         self._n_tokens = 0
         self._index: dict[torch.device, Tensor] = {}
-        self._bounds: tuple[Tensor, Tensor] | None = None
+        self._bounds: dict[int, tuple[Tensor, Tensor]] = {}
+        """First tokens and lengths by the number of tokens or keys, on the host."""
+        self._starts: dict[tuple[torch.device, int], Tensor] = {}
 
     @abstractmethod
     def attach(self, stack: ExitStack) -> None:
@@ -171,14 +174,22 @@ class Session(Mapping[int, T], Generic[T]):
     def index(self, batch: int, length: int, device: torch.device) -> Tensor:
         """Where the wanted positions are in this forward's tensors: (batch, positions)."""
         if device not in self._index:
-            self._index[device] = self._locate(batch, length).to(device)
+            self._index[device] = upload(self._locate(batch, length), device)
         return self._index[device]
 
     def starts(self, batch: int, length: int, device: torch.device) -> Tensor:
-        """Index of each prompt's first token in this forward: (batch,)."""
-        if self._bounds is None:
-            self._bounds = _bounds(self._mask, batch, length)
-        return self._bounds[0].to(device)
+        """Index of each prompt's first token among the last `length` ones: (batch,)."""
+        if (device, length) not in self._starts:
+            self._starts[device, length] = upload(self._bounds_of(batch, length)[0], device)
+        return self._starts[device, length]
+
+    def _bounds_of(self, batch: int, length: int) -> tuple[Tensor, Tensor]:
+        """Found once in a forward, not in each layer: a mask on a GPU has to be waited for."""
+        if self._mask is not None:
+            self._mask = self._mask.cpu()
+        if length not in self._bounds:
+            self._bounds[length] = _bounds(self._mask, batch, length)
+        return self._bounds[length]
 
     def key_starts(self, batch: int, n_queries: int, n_keys: int, device: torch.device) -> Tensor:
         """Index of each prompt's first token among the keys; a KV cache may hold earlier ones."""
@@ -191,7 +202,7 @@ class Session(Mapping[int, T], Generic[T]):
                 f"the KV cache holds {n_keys} tokens but the attention mask {self._mask.shape[1]}, "
                 "so the prompts' first tokens are unknown; use a cache that grows with the prompt"
             )
-        return _bounds(self._mask, batch, n_keys)[0].to(device)
+        return self.starts(batch, n_keys, device)
 
     def take(self, layer: AttentionLayer, x: Tensor) -> Tensor:
         """The wanted positions of x (batch, length, ...), as a copy."""
@@ -272,7 +283,7 @@ class Session(Mapping[int, T], Generic[T]):
         if self._generating:
             self._check_generated(given)
         self._n_tokens = 0 if tokens is None else tokens.shape[1]
-        self._now, self._index, self._bounds = {}, {}, None
+        self._now, self._index, self._bounds, self._starts = {}, {}, {}, {}
         if self.stop:
             self.module(self.deepest)._forward_hooks.move_to_end(self._last.id)
         self.before_forward(given)
@@ -308,9 +319,7 @@ class Session(Mapping[int, T], Generic[T]):
 
     def _locate(self, batch: int, length: int) -> Tensor:
         assert self.positions is not None
-        self.starts(batch, length, torch.device("cpu"))
-        assert self._bounds is not None
-        starts, lengths = self._bounds
+        starts, lengths = self._bounds_of(batch, length)
         wanted = torch.tensor(self.positions)
         beyond = (wanted >= lengths[:, None]) | (wanted < -lengths[:, None])
         if beyond.any():
@@ -421,11 +430,11 @@ def _is_flat(mask: Any) -> bool:
 
 
 def _bounds(mask: Tensor | None, batch: int, length: int) -> tuple[Tensor, Tensor]:
-    """First token and number of tokens of each prompt; only this waits for the device."""
+    """First token and number of tokens of each prompt."""
     if mask is None:
         return torch.zeros(batch, dtype=torch.int64), torch.full((batch,), length)
     # With a cache the mask also covers earlier tokens; these tensors hold the last ones.
-    real = mask[:, -length:].cpu().bool()
+    real = mask[:, -length:].bool()
     starts, lengths = real.int().argmax(dim=1), real.sum(dim=1)
     ends = length - real.flip(1).int().argmax(dim=1)
     if not torch.equal(ends - starts, lengths):

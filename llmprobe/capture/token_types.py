@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from llmprobe.base.machine import is_out_of_memory
+from llmprobe.base.transfers import upload
 from llmprobe.capture.calls import Owner
 from llmprobe.capture.discovery import AttentionLayer
 from llmprobe.capture.outputs import AttentionCapture, capture_attention
@@ -152,7 +153,7 @@ class TokenTypes:
         """The module's input where the capture looks and at the first token; elsewhere nothing."""
         length = tokens.shape[1]
         wanted = {0, *(p % length for p in capture.positions or ())}
-        index = torch.tensor(sorted(wanted), device=tokens.device)
+        index = upload(torch.tensor(sorted(wanted)), tokens.device)
         known = self._input_of(tokens[:, index])
         inputs = known.new_empty(*tokens.shape, known.shape[-1])
         if fill is not None:
@@ -187,23 +188,23 @@ class TokenTypes:
     def _rows(self, tokens: Tensor) -> Tensor:
         """The tokens' rows in the tables; those that are missing are computed."""
         with torch.inference_mode():
-            distinct = tokens.unique()
+            here = tokens.cpu()  # the one wait for a device: which are new is found on the host
+            distinct = here.unique()
             most = int(distinct[-1]) + 1
             if most > len(self._row):
-                self._row = functional.pad(
-                    self._row.to(tokens.device), (0, most - len(self._row)), value=-1
-                )
+                self._row = functional.pad(self._row, (0, most - len(self._row)), value=-1)
             missing = distinct[self._row[distinct] < 0]
             for block in missing.split(_BLOCK[0] * _BLOCK[1]) if len(missing) else ():
-                self._compute(block)
-            return self._row[tokens]
+                self._compute(block, tokens.device)
+            return upload(self._row[here], tokens.device)
 
-    def _compute(self, tokens: Tensor) -> None:
+    def _compute(self, tokens: Tensor, device: torch.device) -> None:
         """Rows of new tokens, in a block that is filled up to its size."""
         n, start = len(tokens), self._n_rows
         spare = tokens[:1].expand(_BLOCK[0] * _BLOCK[1] - n)
-        self._run(torch.cat([tokens, spare]).view(_BLOCK), partial(self._append, n=n))
-        self._row[tokens] = torch.arange(start, start + n, device=tokens.device)
+        block = upload(torch.cat([tokens, spare]).view(_BLOCK), device)
+        self._run(block, partial(self._append, n=n))
+        self._row[tokens] = torch.arange(start, start + n)
 
     def _append(self, inputs: Tensor, n: int) -> None:
         made = [child(inputs).flatten(0, 1)[:n] for child in self._served]

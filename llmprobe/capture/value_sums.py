@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from llmprobe.base.transfers import as_float64
 from llmprobe.capture.calls import at_positions
 
 
@@ -42,9 +43,8 @@ class ValueSums:
         n_heads, n_key_heads = weights.shape[1], value.shape[1]
         if value.shape[2] != weights.shape[3] or n_heads % n_key_heads:
             return None
-        if weights.device.type == "mps":  # has no float64
-            weights, value, starts, queries = (x.cpu() for x in (weights, value, starts, queries))
-        a, v = weights.detach().double(), value.detach().double()
+        a, v = as_float64(weights.detach()), as_float64(value.detach())
+        starts, queries = starts.to(a.device), queries.to(a.device)
         square = v.square().sum(-1, keepdim=True)
         wide = torch.cat([v, square, torch.ones_like(square)], dim=-1)
         squares = a.square()

@@ -3,7 +3,7 @@
 import os
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -16,6 +16,8 @@ from llmprobe.commands.options import MODEL, PROMPTS, SWEEP
 from llmprobe.commands.showing import say, show_result
 
 if TYPE_CHECKING:
+    import torch
+
     from llmprobe.probes.probe import Probe, ProbeRun
     from llmprobe.probes.request import Request
 
@@ -40,6 +42,7 @@ def run_probe(
 
     `options` are the fields of the request and the options that load the model.
     """
+    from llmprobe.base.machine import resolve_device
     from llmprobe.probes.plans import plan_probe
     from llmprobe.probes.probe import start
 
@@ -52,6 +55,7 @@ def run_probe(
     if dry_run:
         plan = plan_probe(kind, model, asked, **place, **load)
         say(f"{model}: {plan.describe()}")
+        say_memory([resolve_device(load.get("device", "auto"))], err=False)
         say(f"folder: {target} ({'it is there' if target.exists() else 'new'})")
         return
     check_place(target)
@@ -67,6 +71,8 @@ def run_probe(
         if target.is_dir() and is_main:
             say(f"{target} keeps what is done; run the same command to resume", err=True)
         raise
+    if is_main and not quiet:
+        say_memory(_devices(run), err=True, peak=True)
     if is_main:
         show_result(result, target, as_json=as_json)
 
@@ -97,8 +103,23 @@ def _defaults(request: "type[Request]") -> dict[str, Any]:
 def _show_plan(run: "ProbeRun", target: Path) -> None:
     if run.plan.n_tokens:
         say(f"{run.probe.ready.loaded.name}: {run.plan.describe()}", err=True)
+        say_memory(_devices(run), err=True)
     else:
         say(f"{target} was finished before; --overwrite probes again", err=True)
+
+
+def _devices(run: "ProbeRun") -> "list[torch.device]":
+    """Where the model's weights are."""
+    return list(dict.fromkeys(weight.device for weight in run.probe.ready.model.parameters()))
+
+
+def say_memory(devices: "Iterable[torch.device]", *, err: bool, peak: bool = False) -> None:
+    """A line for each device that has its own memory."""
+    from llmprobe.base.machine import describe_memory
+
+    for device in devices:
+        if words := describe_memory(device, peak=peak):
+            say(words, err=err)
 
 
 def check_place(target: Path) -> None:

@@ -22,11 +22,13 @@ from pathlib import Path
 from typing import Any, TypeAlias, Unpack
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from llmprobe.base.intervals import Estimate, estimate, paired_p
 from llmprobe.base.progress import Progress
 from llmprobe.base.seeds import numpy_generator
+from llmprobe.base.transfers import as_float64
 from llmprobe.capture.digests import digest_model
 from llmprobe.capture.discovery import AttentionLayer, LayerChoice
 from llmprobe.capture.editing import edit_attention
@@ -317,7 +319,7 @@ class AblationProbe(Probe):
         counts: dict[int, int] = {}
 
         def add(layer: int, x: Tensor) -> None:
-            sums[layer] = sums.get(layer, 0) + x.double().sum(dim=(0, 1))
+            sums[layer] = sums.get(layer, 0) + as_float64(x).sum(dim=(0, 1))
             counts[layer] = counts.get(layer, 0) + x.shape[0] * x.shape[1]
 
         for index in range(_MEAN_PROMPTS):  # the same when prompts are added
@@ -359,15 +361,15 @@ class AblationProbe(Probe):
             again = ending_losses(model, some, n, chunk=chunk)
             for number, edit in enumerate(self._edits(model)):
                 with edit:
-                    nats = again().double().sum(1).cpu().numpy()
+                    nats = as_float64(again()).sum(1)
                 found.setdefault(number, []).append(nats)
-        return {number: np.stack(sums, axis=1) for number, sums in found.items()}
+        return {number: torch.stack(sums, dim=1) for number, sums in found.items()}
 
     def take(
         self, tally: AblationTally, prompts: list[int], parts: Sequence[Mapping[int, Any]]
     ) -> None:
         every = [parts[0][number] for number in range(1 + len(self.classes))]
-        tally.put("nats", np.stack(every, axis=-1), prompts)
+        tally.put("nats", torch.stack(every, dim=-1), prompts)
 
     @classmethod
     def summarize(cls, evidence: Evidence) -> AblationResult:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from llmprobe.base.lengths import lengths_to_check
 from llmprobe.base.machine import is_out_of_memory
+from llmprobe.base.transfers import fetch, upload
 from llmprobe.capture.discovery import AttentionLayer, input_device
 from llmprobe.capture.outputs import capture_attention
 from llmprobe.capture.positions import positions_agree
@@ -164,7 +165,7 @@ def _heads(
 ) -> list[Tensor]:
     """Head outputs of one prompt, by layer: (1, positions, heads, head size)."""
     with torch.inference_mode():
-        tokens = prompts.batch([prompts.longest_one], length).to(input_device(model))
+        tokens = upload(prompts.batch([prompts.longest_one], length), input_device(model))
         parts = forward(model, tokens, positions, chunk, partial(_observe, model, layers))
     return _joined(parts, layers)
 
@@ -175,22 +176,21 @@ def _branches(
     """The same at the last token of each length, from one pass."""
     observe = partial(_observe, model, layers)
     with torch.inference_mode():
-        tokens = prompts.batch([prompts.longest_one], max(lengths)).to(input_device(model))
+        longest = prompts.batch([prompts.longest_one], max(lengths))
+        tokens = upload(longest, input_device(model))
         parts = forward_branches(model, tokens, lengths, None, observe, n_tail=prompts.n_tail)
     return _joined(parts, layers)
 
 
 def _observe(model: nn.Module, layers: Sequence[AttentionLayer], positions: list[int]) -> Any:
     numbers = [layer.layer for layer in layers]
-    return capture_attention(
-        model, numbers, positions=positions, at="heads", stop=True, device="cpu"
-    )
+    return capture_attention(model, numbers, positions=positions, at="heads", stop=True)
 
 
 def _joined(
     parts: Sequence[Mapping[int, Tensor]], layers: Sequence[AttentionLayer]
 ) -> list[Tensor]:
-    return [torch.cat([part[x.layer] for part in parts], dim=1).float() for x in layers]
+    return fetch([torch.cat([part[x.layer] for part in parts], dim=1).float() for x in layers])
 
 
 def _agree(model: nn.Module, a: Tensor, b: Tensor, *, strictly: bool = False) -> bool:
@@ -207,4 +207,4 @@ def forget_lengths(model: nn.Module, prompts: Prompts) -> None:
     with torch.inference_mode():
         # Two tokens: attention that answers for the last one alone needs one to look at.
         tokens = prompts.batch([prompts.longest_one], prompts.longest)[:, :2]
-        model(tokens.to(input_device(model)), **without_cache(model))
+        model(upload(tokens, input_device(model)), **without_cache(model))

@@ -23,6 +23,7 @@ from torch import Tensor
 from llmprobe.base.intervals import fit_decay
 from llmprobe.base.moments import Groups, Means, Moments
 from llmprobe.base.progress import Progress
+from llmprobe.base.transfers import as_float64, upload
 from llmprobe.capture.calls import AttentionCall, listening
 from llmprobe.capture.discovery import AttentionLayer, LayerChoice
 from llmprobe.capture.loading import AnyModel, LoadedModel
@@ -263,7 +264,7 @@ def _observe(ready: Prepared, positions: list[int]) -> Iterator[Mapping[int, _Se
         if device not in index:
             # Of a branch the forward has the last token alone, but the cache has all values.
             last = [p if p >= 0 else n_keys + p for p in positions]
-            index[device] = torch.tensor(last, device=device)
+            index[device] = upload(torch.tensor(last), device)
         values[by_module[id(call.module)]] = _value_moments(call.value, index[device])
 
     seen: dict[int, _Seen] = {}
@@ -282,9 +283,8 @@ def _observe(ready: Prepared, positions: list[int]) -> Iterator[Mapping[int, _Se
 
 def _value_moments(value: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
     """Means of values (prompts, KV heads, tokens, size) up to each of the positions `index`."""
-    if value.device.type == "mps":  # has no float64
-        value, index = value.cpu(), index.cpu()
-    x = value.double().movedim(2, 1)
+    x = as_float64(value).movedim(2, 1)
+    index = index.to(x.device)
     counts = (index + 1).view(1, -1, 1, 1)
     return x.cumsum(1)[:, index] / counts, x.square().cumsum(1)[:, index] / counts
 

@@ -12,10 +12,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from llmprobe.base.intervals import Estimate
 from llmprobe.base.moments import State
 from llmprobe.base.nesting import flatten, nest, under
+from llmprobe.base.transfers import fetch_arrays
 from llmprobe.capture.discovery import AttentionLayer
 from llmprobe.probes.tallies import Tally
 
@@ -27,11 +29,27 @@ class PromptTally(Tally):
 
     def __init__(self, layers: Sequence[AttentionLayer]) -> None:
         super().__init__(layers)
-        self.values: dict[str, dict[int, NDArray[Any]]] = {}
+        self._values: dict[str, dict[int, NDArray[Any]]] = {}
+        self._waiting: list[tuple[str, Tensor, Sequence[int]]] = []
 
-    def put(self, name: str, x: NDArray[Any], prompts: Sequence[int]) -> None:
-        """Take in an array (prompts, lengths, ...) under a name."""
-        self.values.setdefault(name, {}).update(zip(prompts, x, strict=True))
+    def put(self, name: str, x: NDArray[Any] | Tensor, prompts: Sequence[int]) -> None:
+        """Take in an array or a tensor (prompts, lengths, ...) under a name.
+
+        A tensor stays on its device until numbers are read: then all of them come at once.
+        """
+        if isinstance(x, Tensor):
+            self._waiting.append((name, x, prompts))
+        else:
+            self._values.setdefault(name, {}).update(zip(prompts, x, strict=True))
+
+    @property
+    def values(self) -> dict[str, dict[int, NDArray[Any]]]:
+        """Arrays by name and prompt."""
+        waiting, self._waiting = self._waiting, []
+        arrays = fetch_arrays([x for _, x, _ in waiting])
+        for (name, _, prompts), array in zip(waiting, arrays, strict=True):
+            self.put(name, array, prompts)
+        return self._values
 
     def of(self, name: str) -> NDArray[Any]:
         """(prompts, lengths, ...) in the order of the prompts' numbers."""

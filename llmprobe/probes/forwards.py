@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from llmprobe.base.transfers import upload
 from llmprobe.capture.discovery import AttentionLayer, input_device
 from llmprobe.capture.token_types import TokenTypes
 from llmprobe.probes.prompts import Prompts
@@ -169,7 +170,7 @@ def find_types(
     n_types = _n_types(prompts)
     if _LEAST_SAVED * n_types > n_tokens:
         return None
-    tokens = prompts.batch([prompts.longest_one], prompts.longest).to(input_device(model))
+    tokens = upload(prompts.batch([prompts.longest_one], prompts.longest), input_device(model))
     types = TokenTypes.found(model, layer, tokens[:, :_N_TRIED])
     if types is None or n_types * types.row_bytes > _MOST_BYTES:
         return None

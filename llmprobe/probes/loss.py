@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from llmprobe.base.intervals import estimate, ratio_estimate
 from llmprobe.base.progress import Progress
+from llmprobe.base.transfers import as_float64, fetch_arrays
 from llmprobe.capture.discovery import LayerChoice
 from llmprobe.capture.loading import AnyModel, LoadedModel
 from llmprobe.capture.losses import check_head, token_losses
@@ -100,13 +101,13 @@ def probe_loss(
     return result
 
 
-def sum_up_to(losses: Tensor, lengths: Sequence[int]) -> NDArray[np.float64]:
+def sum_up_to(losses: Tensor, lengths: Sequence[int]) -> Tensor:
     """Nats of the first tokens of prompts, as many as each length says: (prompts, lengths).
 
     `losses` (prompts, tokens − 1) are those of `token_losses`. The first token has no loss.
     """
-    sums = losses.double().cumsum(1).cpu().numpy()
-    return sums[:, [length - 2 for length in lengths]]
+    sums = as_float64(losses).cumsum(1)
+    return torch.stack([sums[:, length - 2] for length in lengths], dim=1)
 
 
 def between(sums: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -187,9 +188,9 @@ class LossProbe(Probe):
         tally.put("nats", sum_up_to(losses, lengths), prompts)
         tally.put("bytes", self._bytes(prompts), prompts)
         if self.same_targets is not None:
-            targets = np.full((len(prompts), len(lengths), self.same_targets), np.nan)
-            targets[:, -1] = losses[:, -self.same_targets :].double().cpu().numpy()
-            tally.put("targets", targets, prompts)
+            last = as_float64(losses[:, -self.same_targets :])[:, None]
+            others = torch.full_like(last, torch.nan).repeat(1, len(lengths) - 1, 1)
+            tally.put("targets", torch.cat([others, last], dim=1), prompts)
 
     def examine(self, tally: LossTally, piece: Piece) -> None:
         """The last tokens again, given shorter contexts: one pass for each length."""
@@ -201,16 +202,20 @@ class LossProbe(Probe):
             ready.model, endings, ready.plan, self.observe, self.may_chunk, forward=self.forward
         )
         indices = [index for batch in piece.batches for index in batch]
+        found: list[tuple[int, list[int], Tensor]] = []
         for column, length in enumerate(ready.lengths[:-1]):
 
             def take(some: list[int], _: Any, parts: Any, column: int = column) -> None:
-                losses = parts[0][0][:, -n:].double().cpu().numpy()
-                for index, values in zip(some, losses, strict=True):
-                    tally.values["targets"][index][column] = values
+                found.append((column, some, as_float64(parts[0][0][:, -n:])))
 
             size = max(1, ready.plan.batch_tokens // length)
             batches = [tuple(indices[at : at + size]) for at in range(0, len(indices), size)]
             sweep.run(Piece(piece.name, (length,), tuple(batches)), take)
+        every = fetch_arrays([losses for _, _, losses in found])
+        targets = tally.values["targets"]
+        for (column, some, _), losses in zip(found, every, strict=True):
+            for index, values in zip(some, losses, strict=True):
+                targets[index][column] = values
 
     def _bytes(self, prompts: list[int]) -> NDArray[np.float64]:
         """UTF-8 bytes that the tokens up to each length decode to, without the first token's.

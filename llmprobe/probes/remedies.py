@@ -18,12 +18,12 @@ from typing import Any, Unpack
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from llmprobe.base.moments import Groups, Moments, State
 from llmprobe.base.nesting import flatten, under
 from llmprobe.base.progress import Progress
+from llmprobe.base.transfers import as_float64, fetch_arrays
 from llmprobe.capture.discovery import AttentionLayer, LayerChoice
 from llmprobe.capture.loading import AnyModel, LoadedModel
 from llmprobe.capture.losses import check_head, ending_losses, token_losses
@@ -158,8 +158,10 @@ class RemedyTally(PromptTally):
         groups.update(x, [prompt % N_GROUPS for prompt in prompts])
 
     def state(self) -> State:
-        groups = {f"{name}/{layer}": part.state() for (layer, name), part in self.groups.items()}
-        return super().state() | flatten(groups, "/")
+        groups = {f"{name}/{layer}": part.tensors() for (layer, name), part in self.groups.items()}
+        flat = flatten(groups, "/")
+        arrays = fetch_arrays(list(flat.values()))
+        return super().state() | dict(zip(flat, arrays, strict=True))
 
     def merge(self, state: Mapping[str, Any], *, first: int = 0) -> None:
         super().merge(state, first=first)
@@ -256,13 +258,13 @@ class RemedyProbe(Probe):
     ) -> None:
         losses, lengths = parts[0], self.ready.lengths
         every = [losses[number] for number in range(1 + len(self.treatments))]
-        nats = np.stack([sum_up_to(x, lengths) for x in every], axis=-1)
+        nats = torch.stack([sum_up_to(x, lengths) for x in every], dim=-1)
         tally.put("loss", nats, prompts)
         last, without = (x[:, -self.n_targets :] for x in (losses[0], losses[-1]))
         is_key = (without - last > KEY_GAIN) & (last < KEY_LOSS)
-        key = [(x[:, -self.n_targets :] * is_key).sum(1).double().cpu().numpy() for x in every]
-        tally.put("key_loss", _at_longest(np.stack(key, axis=-1), lengths), prompts)
-        counts = is_key.sum(1, keepdim=True).double().cpu().numpy()
+        key = [as_float64((x[:, -self.n_targets :] * is_key).sum(1)) for x in every]
+        tally.put("key_loss", _at_longest(torch.stack(key, dim=-1), lengths), prompts)
+        counts = as_float64(is_key.sum(1, keepdim=True))
         tally.put("key_count", _at_longest(counts, lengths), prompts)
 
     def examine(self, tally: RemedyTally, piece: Piece) -> None:
@@ -286,7 +288,7 @@ class RemedyProbe(Probe):
 
         def take(some: list[int], _: Any, parts: Any) -> None:
             shares = [task.score(parts[0][number], some) for number in sorted(parts[0])]
-            tally.put(name, _at_longest(np.stack(shares, axis=-1), ready.lengths), some)
+            tally.put(name, _at_longest(torch.stack(shares, dim=-1), ready.lengths), some)
 
         sweep = Sweep(
             ready.model, task.prompts, ready.plan, self.observe, lambda: False, forward=forward
@@ -369,8 +371,8 @@ def _spread(numbers: list[int], most: int) -> list[int]:
     return [numbers[i] for i in dict.fromkeys(at.tolist())]
 
 
-def _at_longest(values: NDArray[Any], lengths: Sequence[int]) -> NDArray[np.float64]:
+def _at_longest(values: Tensor, lengths: Sequence[int]) -> Tensor:
     """(prompts, lengths, ...), NaN but at the longest."""
-    found = np.full((len(values), len(lengths), *values.shape[1:]), np.nan)
+    found = values.new_full((len(values), len(lengths), *values.shape[1:]), torch.nan)
     found[:, -1] = values
     return found

@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from llmprobe.base.transfers import as_float64, upload
 from llmprobe.capture.losses import last_logits
 from llmprobe.probes.prompts import Prompts, make_prompts
 from llmprobe.probes.request import Prepared
@@ -24,12 +23,12 @@ class Task:
     def answers(self, model: nn.Module, tokens: Tensor) -> Tensor:
         """What the model puts first at each target: (prompts, targets)."""
         n_targets = self._targets([0]).shape[1]
-        return last_logits(model, tokens, n_targets).argmax(-1).cpu()
+        return last_logits(model, tokens, n_targets).argmax(-1)
 
-    def score(self, answers: Tensor, indices: Sequence[int]) -> NDArray[np.float64]:
+    def score(self, answers: Tensor, indices: Sequence[int]) -> Tensor:
         """Share of right tokens of each prompt: (prompts,)."""
-        share: NDArray[np.float64] = (answers == self._targets(indices)).double().mean(1).numpy()
-        return share
+        right = answers == upload(self._targets(indices), answers.device)
+        return as_float64(right).mean(1)
 
     def _targets(self, indices: Sequence[int]) -> Tensor:
         targets = self.prompts.targets(indices, self.length)

@@ -25,6 +25,7 @@ from torch.nn import functional
 from llmprobe.base.intervals import estimate, proportion_estimate
 from llmprobe.base.progress import Progress
 from llmprobe.base.ranks import correlate_ranks
+from llmprobe.base.transfers import as_float64, upload
 from llmprobe.capture.discovery import LayerChoice
 from llmprobe.capture.loading import AnyModel, LoadedModel
 from llmprobe.capture.losses import check_head, last_logits
@@ -122,6 +123,10 @@ class _Heads:
     """(prompts, heads)"""
     effective: Tensor
 
+    def on(self, device: torch.device) -> "_Heads":
+        """On one device: the layers of a model may lie on several."""
+        return _Heads(*(x.to(device) for x in (self.weights, self.norm, self.effective)))
+
 
 class RetrievalProbe(Probe):
     """Next tokens, and rows and outputs of the last queries."""
@@ -151,22 +156,21 @@ class RetrievalProbe(Probe):
         targets, sources = asked.targets(prompts, length), asked.sources(prompts, length)
         assert targets is not None
         assert sources is not None
-        targets = targets.to(logits.device)
+        targets = upload(targets, logits.device)
         nats = functional.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
         numbers: dict[str, Any] = {
-            "right": (logits[:, -1].argmax(-1) == targets[:, -1]).double().cpu().numpy(),
-            "answer_loss": nats.double().mean(1).cpu().numpy(),
-            "distance": (length - sources[:, 0]).double().numpy(),
+            "right": as_float64(logits[:, -1].argmax(-1) == targets[:, -1]),
+            "answer_loss": as_float64(nats).mean(1),
+            "distance": (length - sources[:, 0]).double(),
             **{name: np.array(values) for name, values in asked.facts(prompts, length).items()},
         }
+        heads = [x.on(logits.device) for x in heads]
         at_source = [_mass(x.weights, sources) for x in heads]
-        numbers["source"] = torch.cat(at_source, 1).double().cpu().numpy()
-        for name in ("norm", "effective"):
-            values = [getattr(x, name) for x in heads]
-            numbers[name] = torch.cat(values, 1).double().cpu().numpy()
+        of_heads = {"source": at_source, "norm": [x.norm for x in heads]}
+        of_heads["effective"] = [x.effective for x in heads]
+        numbers |= {name: torch.cat(values, 1).float() for name, values in of_heads.items()}
         for name, values in numbers.items():
-            narrow = values.astype(np.float32) if name in _OF_HEADS else values
-            tally.put(name, narrow[:, None], prompts)
+            tally.put(name, values[:, None], prompts)
 
     @classmethod
     def summarize(cls, evidence: Evidence) -> RetrievalResult:
@@ -233,6 +237,6 @@ def _observe(ready: Prepared) -> Iterator[dict[int, _Heads]]:
 def _mass(weights: Tensor, sources: Tensor) -> Tensor:
     """Σ of weights (prompts, heads, tokens) from the first source position to the last."""
     at = torch.arange(weights.shape[-1], device=weights.device)
-    first, end = sources.to(weights.device).unbind(1)
+    first, end = upload(sources, weights.device).unbind(1)
     inside = (at >= first[:, None]) & (at < end[:, None])
     return (weights * inside[:, None]).sum(-1)

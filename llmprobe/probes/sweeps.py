@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from llmprobe.base.lengths import passes_of
-from llmprobe.base.machine import free_memory, is_out_of_memory, matmul_rate
+from llmprobe.base.machine import free_memory, is_out_of_memory, matmul_rate, release_memory
+from llmprobe.base.transfers import upload
 from llmprobe.capture.discovery import AttentionLayer, attention_layers, input_device
 from llmprobe.capture.token_types import TokenTypes
 from llmprobe.errors import OutOfMemoryError
@@ -214,11 +215,13 @@ class Sweep:
         if not hopeless or not self._divisible(indices, at_once):
             try:
                 # Nothing is consumed before the whole batch is through: a retry counts none twice.
-                tokens = self.prompts.batch(indices, length).to(device)
+                tokens = upload(self.prompts.batch(indices, length), device)
                 parts = self._parts(tokens, lengths, chunk)
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
+        if parts is None:
+            release_memory(device)
         if parts is not None:
             consume(indices, lengths, parts)
         elif not self._divisible(indices, at_once):

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from llmprobe.base.moments import Groups, Moments, State
 from llmprobe.base.nesting import flatten, under
+from llmprobe.base.transfers import fetch_arrays
 from llmprobe.capture.discovery import AttentionLayer
 from llmprobe.errors import CheckpointError
 from llmprobe.results.base import Provenance
@@ -52,8 +53,10 @@ class Tally:
         self.moments: dict[tuple[int, str], Moments] = {}
         self.groups: dict[tuple[int, str], Groups[Any]] = {}
         self.kept: dict[int, dict[int, Tensor]] = {number: {} for number in self.numbers}
-        self.n_asked = self.n_right = 0
-        """Prompts that have a right answer, and how many of them the model gave it for."""
+        self.n_asked = 0
+        """Prompts that have a right answer."""
+        self.n_right: int | Tensor = 0
+        """How many of them the model gave it for; a tensor where that is on a device."""
         self.n_by_chance = 0.0
         """For how many a random choice among the possible answers would be right, on average."""
 
@@ -74,21 +77,26 @@ class Tally:
     def kept_of(self, layer: int) -> Tensor:
         """(prompts, ...), in the order of their numbers."""
         by_prompt = self.kept[layer]
-        return torch.stack([by_prompt[prompt] for prompt in sorted(by_prompt)]).cpu()
+        return torch.stack([by_prompt[prompt] for prompt in sorted(by_prompt)])
+
+    def tensors(self) -> dict[str, Any]:
+        """What `state` brings to the host, all at once: tensors by name, in any nesting."""
+        found: dict[str, Any] = {
+            f"{name}/{layer}": part.tensors()
+            for (layer, name), part in (self.moments | self.groups).items()
+        }
+        for layer, by_prompt in self.kept.items():
+            if by_prompt:
+                numbers = torch.tensor(sorted(by_prompt))
+                found[f"kept/{layer}"] = {"prompts": numbers, "values": self.kept_of(layer)}
+        return found | {"right": torch.as_tensor(self.n_right)}
 
     def state(self) -> State:
         """Everything as plain arrays: `asked`, `chance`, `NAME/LAYER/...`, `kept/LAYER/...`."""
-        state: dict[str, Any] = {
-            "asked": np.array([self.n_asked, self.n_right]),
-            "chance": np.array([self.n_by_chance]),
-        }
-        for (layer, name), part in (self.moments | self.groups).items():
-            state[f"{name}/{layer}"] = part.state()
-        for layer, by_prompt in self.kept.items():
-            if by_prompt:
-                values = self.kept_of(layer).numpy()
-                state[f"kept/{layer}"] = {"prompts": np.array(sorted(by_prompt)), "values": values}
-        return flatten(state, "/")
+        tensors = flatten(self.tensors(), "/")
+        state = dict(zip(tensors, fetch_arrays(list(tensors.values())), strict=True))
+        asked = np.array([self.n_asked, int(state.pop("right"))])
+        return {"asked": asked, "chance": np.array([self.n_by_chance])} | state
 
     def merge(self, state: Mapping[str, Any], *, first: int = 0) -> None:
         """Take in what `state()` of another one gave; its prompt 0 is this one's `first`."""

@@ -31,6 +31,7 @@ from llmprobe.base.temperatures import (
     log_scaling,
     yarn_scaling,
 )
+from llmprobe.base.transfers import upload
 from llmprobe.capture.calls import AttentionCall
 from llmprobe.capture.discovery import AttentionLayer
 from llmprobe.capture.editing import Outputs, edit_attention
@@ -209,9 +210,9 @@ class _Scaled:
     longest: int
 
     def __call__(self, call: AttentionCall, n: Tensor) -> float | Tensor:
-        doses = self.doses[call.layer].to(call.query.device)
-        scale = SCALINGS[self.remedy][0](call, n, self.trained, self.longest)
-        return dosed(torch.as_tensor(scale, device=n.device), doses[None, :, None])
+        doses = upload(self.doses[call.layer], n.device)
+        scale = torch.as_tensor(SCALINGS[self.remedy][0](call, n, self.trained, self.longest))
+        return dosed(upload(scale, n.device), doses[None, :, None])
 
 
 def _elsewhere(case: Case, generator: np.random.Generator) -> list[Head]:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from llmprobe.base.moments import Groups, Moments
 from llmprobe.base.progress import Progress
+from llmprobe.base.transfers import as_float64, upload
 from llmprobe.base.trends import compare_trends, fit_trends
 from llmprobe.capture.discovery import AttentionLayer, LayerChoice, attention_layers
 from llmprobe.capture.loading import AnyModel, LoadedModel
@@ -179,8 +180,7 @@ class VarianceTally(Tally):
     ) -> None:
         """Take in outputs (prompts, lengths, *heads, features); prompt i is in group i mod n."""
         self.groups[layer, "outputs"].update(x, [prompt % n_groups for prompt in prompts])
-        x64 = (x.cpu() if x.device.type == "mps" else x).double()
-        variance, mean = torch.var_mean(x64, dim=-1, correction=0)
+        variance, mean = torch.var_mean(as_float64(x), dim=-1, correction=0)
         self.moments[layer, "vectors"].update(torch.stack([mean, variance], dim=-1))
         self.keep(layer, x[..., :_N_FEATURES], prompts)
 
@@ -261,9 +261,10 @@ class VarianceProbe(Probe):
         def take(
             indices: list[int], lengths: tuple[int, ...], parts: list[Mapping[int, Tensor]]
         ) -> None:
-            right = parts[-1][-1] == ready.prompts.answers(indices, length)
+            given, wanted = parts[-1][-1], ready.prompts.answers(indices, length)
+            assert wanted is not None
             tally.n_asked += len(indices)
-            tally.n_right += int(right.sum())
+            tally.n_right = tally.n_right + (given == upload(wanted, given.device)).sum()
             tally.n_by_chance += sum(ready.prompts.facts(indices, length)["chance"])
 
         plan = ready.plan
@@ -361,7 +362,7 @@ def _next_tokens(model: nn.Module) -> Iterator[Mapping[int, Tensor]]:
         return args, kwargs | {"logits_to_keep": 1}
 
     def keep(module: nn.Module, args: Any, output: Any) -> None:
-        found[-1] = output.logits[:, -1].argmax(-1).cpu()
+        found[-1] = output.logits[:, -1].argmax(-1)
 
     handles = [
         model.register_forward_pre_hook(ask, with_kwargs=True),

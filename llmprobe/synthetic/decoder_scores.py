@@ -19,6 +19,7 @@ from torch import Tensor
 
 from llmprobe.base.machine import memory_kept, without_denormals
 from llmprobe.base.seeds import torch_generator
+from llmprobe.base.transfers import upload
 from llmprobe.results.legality import N_ENTROPY
 from llmprobe.results.trained import SCORES
 from llmprobe.synthetic.decoder_network import AttentionConfig, Decoder, DecoderAttention
@@ -51,18 +52,19 @@ def score(
     have not ended.
     """
     device, seeds = next(network.parameters()).device, len(network.seeds)
-    at = torch.tensor(lengths, device=device) - 1
+    at = torch.tensor(lengths) - 1
+    there = upload(at, device)
     size = _CHUNK.get(device.type, _DEFAULT_CHUNK) // (seeds * max(lengths) * task.vocab)
     totals = torch.zeros(len(SCORES), seeds, len(lengths), dtype=torch.float64)
     counts, guessed = torch.zeros(2, seeds, len(lengths), dtype=torch.float64)
     own = [draw_test_sequences(task, max(lengths), n, seed=seed) for seed in network.seeds]
     with torch.inference_mode(), without_denormals(), memory_kept():
         for drawn in zip(*own, strict=True):
-            for some in torch.stack(drawn).to(device).split(max(size, 1), dim=1):
+            for some in torch.stack(drawn).split(max(size, 1), dim=1):
                 flat = some.flatten(0, 1)
-                allowed = task.allowed(flat)[:, at]
-                logits = network(flat[:, :-1]).logits[:, at]
-                # On the CPU: float64 is not everywhere.
+                logits = network(upload(flat[:, :-1], device)).logits[:, there]
+                allowed = task.allowed(flat)[:, at]  # meanwhile
+                # On the CPU: float64 is not everywhere. Here the host waits, once a forward.
                 logits, allowed = (by_seed(x.cpu(), seeds) for x in (logits, allowed))
                 found = _score(logits, allowed)
                 live = allowed.any(dim=-1)

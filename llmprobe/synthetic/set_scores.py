@@ -21,6 +21,7 @@ from torch import Tensor
 from llmprobe.base.machine import memory_kept, without_denormals
 from llmprobe.base.moments import Moments
 from llmprobe.base.seeds import torch_generator
+from llmprobe.base.transfers import as_float64, fetch_arrays, upload
 from llmprobe.results.accuracy import MAX_EXAMPLES, MAX_WEIGHTS
 from llmprobe.synthetic.set_network import Answer, SetNetwork
 from llmprobe.synthetic.tasks import SetTask
@@ -76,7 +77,8 @@ def evaluate(
         for seed, member, tally in zip(network.seeds, members, tallies, strict=True):
             for tokens, labels in draw_test_sets(network.task, length, n_sets, seed=seed):
                 for start in range(0, len(tokens), size):
-                    some, right = (x[start : start + size].to(device) for x in (tokens, labels))
+                    parts = (x[start : start + size] for x in (tokens, labels))
+                    some, right = (upload(x, device) for x in parts)
                     tally.update(member(some), right)
                     advance(len(some) * length)
     return _joined(tallies)
@@ -122,28 +124,23 @@ class _Tally:
         self.tops: list[Tensor] = []
 
     def update(self, answer: Answer, labels: Tensor) -> None:
-        output, weights = _double(answer.output), answer.weights
+        output, weights = as_float64(answer.output), answer.weights
         hits: Tensor = (answer.logits.argmax(dim=1) == labels) & answer.logits.isfinite().all(dim=1)
         variance, mean = torch.var_mean(output, dim=1, correction=0)
         entropy = _entropy(weights).mean(dim=1)
         self.features.update(output)
         self.vectors.update(torch.stack([hits.to(mean), mean, variance, entropy], dim=1))
         if self.keep and len(self.values) < N_FEATURE_SETS:
-            self.values += answer.output[:N_FEATURE_SETS, :N_FEATURES].cpu()
+            self.values += answer.output[:N_FEATURE_SETS, :N_FEATURES].clone()
         if self.keep and len(self.tops) < MAX_EXAMPLES:
-            self.tops += _top(weights[:MAX_EXAMPLES].mean(dim=1)).cpu()
+            self.tops += _top(weights[:MAX_EXAMPLES].mean(dim=1))
 
 
 def _entropy(weights: Tensor) -> Tensor:
     """(..., n) to (...), in nats; NaN where the weights are no distribution."""
     positive = (weights >= 0).all(dim=-1) & ((weights.sum(dim=-1) - 1).abs() < 1e-3)
-    entropy = _double(torch.special.entr(weights).sum(dim=-1))
+    entropy = as_float64(torch.special.entr(weights).sum(dim=-1))
     return entropy.where(positive.to(entropy.device), torch.nan)
-
-
-def _double(x: Tensor) -> Tensor:
-    """In float64, which MPS does not have."""
-    return (x.cpu() if x.device.type == "mps" else x).double()
 
 
 def _top(weights: Tensor) -> Tensor:
@@ -156,9 +153,11 @@ def _joined(tallies: list[_Tally]) -> Measured:
     vectors = [tally.vectors.summary() for tally in tallies]
     means = np.stack([of.mean for of in vectors])
     errors = np.stack([np.sqrt(of.variance / np.maximum(of.count, 1)) for of in vectors])
-    spread = [np.mean(tally.features.summary().variance) for tally in tallies]
-    finite = np.array([tally.features.summary().nonfinite.sum() == 0 for tally in tallies])
-    first = tallies[0]
+    features = [tally.features.summary() for tally in tallies]
+    spread = [np.mean(of.variance) for of in features]
+    finite = np.array([of.nonfinite.sum() == 0 for of in features])
+    values, tops = tallies[0].values[:N_FEATURE_SETS], tallies[0].tops[:MAX_EXAMPLES]
+    feature_values, top_weights = fetch_arrays([torch.stack(values), torch.stack(tops)])
     return Measured(
         accuracy=np.where(finite, means[:, 0], np.nan),
         global_mean=means[:, 1],
@@ -166,6 +165,6 @@ def _joined(tallies: list[_Tally]) -> Measured:
         global_variance=means[:, 2],
         feature_variance=np.array(spread),
         entropy=means[:, 3],
-        feature_values=torch.stack(first.values[:N_FEATURE_SETS]).numpy(),
-        top_weights=torch.stack(first.tops[:MAX_EXAMPLES]).numpy(),
+        feature_values=feature_values,
+        top_weights=top_weights,
     )

@@ -24,6 +24,7 @@ from llmprobe.base.lengths import LONGEST
 from llmprobe.base.machine import memory_kept, without_denormals
 from llmprobe.base.nesting import flatten, under
 from llmprobe.base.seeds import torch_generator
+from llmprobe.base.transfers import upload
 from llmprobe.errors import CheckpointError
 from llmprobe.runs.checkpoints import check_same, read_checkpoint, write_checkpoint
 from llmprobe.synthetic.averaging import Average, Averaging, Bema, Ema
@@ -243,7 +244,7 @@ class _Run:
         first = self.step
         drop = _dropout(training, first // BLOCK, self.device)
         for batch in training.batches(first // BLOCK):
-            moved = tuple(x.to(self.device) for x in batch)
+            moved = tuple(upload(x, self.device) for x in batch)
             totals += take_step(training, self.network, self.optimizer, moved, self.step, drop)
             self.step += 1
             for average in self.averages.values():

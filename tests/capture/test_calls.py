@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from devices import DEVICE
 from families import batch, tiny
 from transformers import AttentionInterface
 
@@ -48,9 +49,9 @@ def test_rows_in_chunks_equal_rows_at_once(family, monkeypatch):
     seen = []
     with listening(attention_of(model), seen.append):
         model(**inputs, use_cache=False)
-    index = torch.tensor([[0, 3, 11], [7, 1, 5]])
+    index = torch.tensor([[0, 3, 11], [7, 1, 5]], device=DEVICE)
     (weights,) = seen[0].rows(index)
-    at = torch.arange(2)[:, None], index
+    at = torch.arange(2, device=DEVICE)[:, None], index
     outputs = seen[0].outputs(index)
     torch.testing.assert_close(outputs, seen[0].compute()[0][at])
     monkeypatch.setattr("llmprobe.capture.calls._CHUNK_BYTES", 1)
@@ -69,10 +70,10 @@ def test_rows_of_a_half_precision_model_are_float32(dtype):
             model(**inputs, use_cache=False)
     finally:
         model.float()
-    (weights,) = seen[0].rows(torch.tensor([[11]]))
+    (weights,) = seen[0].rows(torch.tensor([[11]], device=DEVICE))
     assert weights.dtype == torch.float32
-    assert weights.sum(-1) == pytest.approx(1, abs=1e-6)
-    assert seen[0].outputs(torch.tensor([[11]])).dtype == dtype
+    assert weights.sum(-1).cpu() == pytest.approx(1, abs=1e-6)
+    assert seen[0].outputs(torch.tensor([[11]], device=DEVICE)).dtype == dtype
 
 
 def test_rows_behind_a_cache_see_the_tokens_before_them():
@@ -84,8 +85,8 @@ def test_rows_behind_a_cache_see_the_tokens_before_them():
     with listening(attention_of(model), parts.append):
         model(inputs["input_ids"][:, 8:], past_key_values=cache, use_cache=True)
     for full, part in zip(whole, parts, strict=True):
-        (expected,) = full.rows(torch.tensor([[9]]))
-        (got,) = part.rows(torch.tensor([[1]]))
+        (expected,) = full.rows(torch.tensor([[9]], device=DEVICE))
+        (got,) = part.rows(torch.tensor([[1]], device=DEVICE))
         torch.testing.assert_close(got, expected, atol=1e-6, rtol=1e-5)
 
 

@@ -9,6 +9,7 @@ import peft
 import pytest
 import torch
 from accelerate import cpu_offload, disk_offload, init_empty_weights
+from devices import DEVICE
 from families import FAMILIES, tiny
 from tokenizers import decoders, normalizers
 from torch import nn
@@ -17,7 +18,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from llmprobe import attention_layers, load_model
 from llmprobe.capture.digests import digest_model, digest_tokenizer
 
-TOKENS = torch.arange(12).reshape(1, 12)
+TOKENS = torch.arange(12).reshape(1, 12).to(DEVICE)
 
 
 @pytest.fixture
@@ -166,7 +167,7 @@ def test_no_two_of_many_changes_have_one_digest(model):
 
 def test_the_arithmetic_that_torch_is_set_to_counts(model):
     plain = digest_model(model)
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(DEVICE.split(":")[0], torch.bfloat16):
         assert digest_model(model) != plain
     before = torch.get_float32_matmul_precision()
     try:
@@ -262,7 +263,7 @@ def test_offloaded_weights_count_as_those_in_memory(model, tmp_path):
             functools.partial(disk_offload, offload_dir=tmp_path / f"{number}"),
         ):
             moved = copy.deepcopy(given)
-            offload(moved, execution_device="cpu")
+            offload(moved, execution_device=DEVICE)
             assert any(weight.is_meta for weight in moved.parameters())
             assert (digest_model(moved) == before) == same
     with init_empty_weights():

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from devices import DEVICE
 from families import FAMILIES, batch, no_positions, state, tiny
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
@@ -83,7 +84,7 @@ def test_doubled_logits_equal_those_of_an_eager_reference(family):
 def test_without_a_dose_the_logits_are_equal_to_the_bit(family):
     model, inputs = tiny(family), batch(family, (9, 12), "left")
     before = logits(model, inputs)
-    edits = [{"outputs": scale_outputs(1.0)}, {"outputs": lambda layer, x: x * torch.ones(4, 1)}]
+    edits = [{"outputs": scale_outputs(1.0)}, {"outputs": lambda layer, x: x * x.new_ones(4, 1)}]
     if family in SCALABLE:
         edits += [
             {"queries": scale_logits(1.0)},
@@ -172,7 +173,7 @@ def test_generation_is_edited_at_every_token(family):
         for new in got.tolist():
             out = logits(model, {"input_ids": tokens})[0, -1].argmax()
             assert int(out) == new
-            tokens = torch.cat([tokens, torch.tensor([[new]])], dim=1)
+            tokens = torch.cat([tokens, tokens.new_tensor([[new]])], dim=1)
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gpt_oss", "llama4_text"])
@@ -457,7 +458,7 @@ def test_a_soft_cap_is_refused_by_name_but_outputs_can_be_edited():
 
 def test_a_bias_in_the_mask_is_refused():
     model, inputs = tiny("llama", "eager"), batch("llama", (6,))
-    mask = torch.zeros(1, 1, 6, 6).masked_fill(torch.ones(6, 6).triu(1).bool(), -3e38)
+    mask = torch.zeros(1, 1, 6, 6).masked_fill(torch.ones(6, 6).triu(1).bool(), -3e38).to(DEVICE)
     for bias, fine in ((0.0, True), (0.5, False)):
         biased = {"input_ids": inputs["input_ids"], "attention_mask": mask + bias * (mask == 0)}
         with edit_attention(model, queries=scale_logits(2.0)):

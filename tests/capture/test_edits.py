@@ -5,6 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from devices import DEVICE
 from families import batch, tiny
 
 from llmprobe import capture_attention, capture_rows, edit_attention
@@ -65,7 +66,7 @@ def test_restored_outputs_have_the_moments_of_the_reference(moments, dose):
         assert torch.equal(got, plain)
         return
     for n in range(5, 13):
-        (mean, std), (usual, width) = (moments.at(torch.tensor(x)) for x in (n, 4))
+        (mean, std), (usual, width) = (moments.at(torch.tensor(x, device=DEVICE)) for x in (n, 4))
         expected = mean + dose * (usual - mean) + (plain[:, n - 1] - mean) * (width / std) ** dose
         torch.testing.assert_close(got[:, n - 1], expected, atol=1e-5, rtol=1e-4)
 
@@ -131,17 +132,17 @@ def test_gains_in_half_precision_are_multiplied_in_float32():
     plain = heads_of(model, inputs)
     with edit_attention(model, 0, outputs=scale_outputs(lambda n: n.double() ** 0.1)):
         got = heads_of(model, inputs)
-    n = torch.arange(1, 13)[None, :, None, None]
+    n = torch.arange(1, 13, device=DEVICE)[None, :, None, None]
     assert torch.equal(got, (plain.float() * n.float() ** 0.1).bfloat16())
 
 
 def test_slopes_are_given_back_as_a_power_of_the_keys():
     model, inputs = tiny("llama"), batch("llama", (12,))
-    plain, slopes = heads_of(model, inputs), torch.tensor([-0.5, -0.25, 0.0, 0.1])
+    plain, slopes = heads_of(model, inputs).cpu(), torch.tensor([-0.5, -0.25, 0.0, 0.1])
     with edit_attention(model, 0, outputs=restore_slopes({0: slopes}, reference=4, dose=2.0)):
         got = heads_of(model, inputs)
     n = torch.arange(1, 13).clamp(min=4)[None, :, None]
-    torch.testing.assert_close(got, plain * ((n / 4) ** (-2 * slopes))[..., None])
+    torch.testing.assert_close(got.cpu(), plain * ((n / 4) ** (-2 * slopes))[..., None])
 
 
 def test_norms_are_given_back_and_can_be_kept(moments):
@@ -150,7 +151,7 @@ def test_norms_are_given_back_and_can_be_kept(moments):
     with edit_attention(model, 0, outputs=restore_norms({0: usual}, reference=4)):
         got = heads_of(model, inputs)
     assert torch.equal(got[:, :4], plain[:, :4])
-    torch.testing.assert_close(got[:, 4:].norm(dim=-1), usual.expand(1, 8, -1))
+    torch.testing.assert_close(got[:, 4:].norm(dim=-1).cpu(), usual.expand(1, 8, -1))
     torch.testing.assert_close(
         torch.cosine_similarity(got, plain, dim=-1), torch.ones(plain.shape[:-1])
     )

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from devices import DEVICE
 from huggingface_hub import constants
 from saved_models import COMMIT, TOKENS, make, make_tokenizer, refusal
 from tokenizers import pre_tokenizers
@@ -22,7 +23,7 @@ from llmprobe.synthetic.tasks import VOCAB_SIZE
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "opt", "bloom"])
 def test_a_folder_gives_the_model_that_was_saved(kept, family):
-    original = transformers.AutoModelForCausalLM.from_pretrained(kept / family).eval()
+    original = transformers.AutoModelForCausalLM.from_pretrained(kept / family).eval().to(DEVICE)
     loaded = load_model(kept / family)
     assert torch.equal(loaded.model(TOKENS).logits, original(TOKENS).logits)
     assert not loaded.model.training

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from devices import DEVICE
 from families import FAMILIES, tiny
 
 from llmprobe import (
@@ -17,6 +18,7 @@ from llmprobe.capture import losses as module
 from llmprobe.capture.losses import check_head, ending_losses
 
 TOKENS = torch.randint(3, 97, (3, 40), generator=torch.Generator().manual_seed(0))
+TOKENS = TOKENS.to(DEVICE)
 
 
 def plain(model, tokens=TOKENS):

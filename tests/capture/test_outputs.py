@@ -6,6 +6,7 @@ import gc
 import psutil
 import pytest
 import torch
+from devices import DEVICE
 from families import FAMILIES, batch, reference, tiny
 from torch import nn
 
@@ -278,8 +279,8 @@ def test_silent_layers_and_positions_beyond_the_prompt_are_named():
         ):
             model(**inputs)
     holes = {
-        "input_ids": torch.ones(1, 4, dtype=int),
-        "attention_mask": torch.tensor([[1, 0, 1, 1]]),
+        "input_ids": torch.ones(1, 4, dtype=int, device=DEVICE),
+        "attention_mask": torch.tensor([[1, 0, 1, 1]], device=DEVICE),
     }
     with pytest.raises(CaptureError, match="holes"), capture_attention(model, positions=-1):
         model(**holes)
@@ -305,7 +306,7 @@ def test_wrong_arguments_are_refused():
 
 @pytest.mark.parametrize("capture", [capture_attention, capture_rows])
 def test_a_capture_takes_a_name_a_module_or_a_loaded_model(capture):
-    loaded, tokens = load_model("builtin"), torch.arange(12).reshape(2, 6)
+    loaded, tokens = load_model("builtin"), torch.arange(12, device=DEVICE).reshape(2, 6)
     with capture(loaded.model, [0, 4], positions=-1) as expected:
         loaded.model(tokens)
     with capture(loaded, "0,-1", positions=-1) as by_loaded:
@@ -368,7 +369,7 @@ def test_a_model_placed_by_accelerate():
     plain, inputs = copy.deepcopy(tiny("llama")), batch("llama", (12,))
     with capture_attention(plain, positions=[-1]) as before:
         plain(**inputs)
-    placed = dispatch_model(plain, {"": "cpu"}, force_hooks=True)
+    placed = dispatch_model(plain, {"": DEVICE}, force_hooks=True)
     hooked = {name for name, module in placed.named_modules() if "forward" in vars(module)}
     assert hooked
     for stop in (False, True):

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from devices import DEVICE
 from families import COMMON, batch, state, tiny
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -19,7 +20,7 @@ def logits(model, inputs):
 def test_positions_are_those_of_a_model_that_was_made_with_them(kind):
     model, inputs = copy.deepcopy(tiny("llama")), batch("llama", (9, 12))
     model.config.max_position_embeddings = 8
-    model.model.rotary_emb = type(model.model.rotary_emb)(config=model.config)
+    model.model.rotary_emb = type(model.model.rotary_emb)(config=model.config).to(DEVICE)
     config = copy.deepcopy(model.config)
     config.rope_parameters = {**config.rope_parameters, "rope_type": kind, "factor": 2.0}
     if kind == "yarn":
@@ -29,6 +30,7 @@ def test_positions_are_those_of_a_model_that_was_made_with_them(kind):
         }
     other = LlamaForCausalLM(config).eval()
     other.load_state_dict(model.state_dict())
+    other.to(DEVICE)
     attention_layers(model)
     plain, before = logits(model, inputs), state(model)
     with scaled_positions(model, kind, 2.0):
@@ -43,7 +45,7 @@ def test_linear_positions_are_divided_by_the_factor():
     model, inputs = tiny("llama"), batch("llama", (12,))
     with scaled_positions(model, "linear", 2.0):
         got = logits(model, inputs)
-    halves = inputs | {"position_ids": torch.arange(12.0)[None] / 2}
+    halves = inputs | {"position_ids": torch.arange(12.0, device=DEVICE)[None] / 2}
     torch.testing.assert_close(got, logits(model, halves), atol=1e-5, rtol=1e-5)
 
 

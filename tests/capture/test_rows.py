@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from brute import row_numbers
+from devices import DEVICE
 from families import FAMILIES, batch, reference, tiny
 
 from llmprobe import CaptureError, OutOfMemoryError, UnsupportedModelError, capture_rows
@@ -67,7 +68,7 @@ def test_learned_sinks_take_their_share_of_the_mass():
     assert (rows[0].mass < 0.999).all()
     with capture_rows(tiny("llama")) as rows:
         tiny("llama")(**inputs)
-    check_close(rows[0].mass, torch.ones(1, 1, 4))
+    check_close(rows[0].mass, torch.ones(1, 1, 4, device=DEVICE))
 
 
 def test_stop_into_and_several_forwards():
@@ -127,7 +128,7 @@ def test_statistics_of_real_rows_equal_numpy(family):
         tiny(family)(**inputs, use_cache=False)
     for layer in rows:
         for prompt, column, head in np.ndindex(2, 4, 4):
-            row = weights[layer][prompt, head, (0, 1, 7, 11)[column]].numpy()
+            row = weights[layer][prompt, head, (0, 1, 7, 11)[column]].cpu().numpy()
             check_numbers(rows[layer], (prompt, column, head), row)
 
 
@@ -137,7 +138,7 @@ def test_the_first_token_is_where_a_padded_prompt_begins():
         model(**inputs, use_cache=False)
     for row, length in enumerate((5, 9)):
         for head in range(4):
-            weights = together[1].weights[row, 0, head, -length:].numpy()
+            weights = together[1].weights[row, 0, head, -length:].cpu().numpy()
             check_numbers(together[1], (row, 0, head), weights)
 
 
@@ -153,6 +154,7 @@ def test_spread_and_lambda_know_logits_whose_weights_are_rounded_to_zero():
     call = calls[-1]
     key = call.key.double().repeat_interleave(2, dim=1)
     logits = (key @ call.query[:, :, -1:].double().mT).squeeze(-1)[0] * 8**-0.5
+    logits = logits.cpu()
     assert (rows[1].weights == 0).any()  # the weights have forgotten
     for head in range(4):
         numbers = row_numbers(logits[head].softmax(-1).numpy(), logits[head].numpy())

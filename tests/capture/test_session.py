@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from devices import DEVICE
 from families import tiny
 
 from llmprobe.capture.outputs import capture_attention
@@ -26,14 +27,14 @@ def test_a_mask_given_by_position_is_seen_too():
     model = tiny("llama")
     tokens, mask = torch.ones(1, 6, dtype=int), torch.tensor([[0, 0, 1, 1, 1, 1]])
     with pytest.raises(CaptureError, match="which has 4"), capture_attention(model, positions=4):
-        model(tokens, mask)
+        model(tokens.to(DEVICE), mask.to(DEVICE))
 
 
 def test_an_empty_prompt_is_an_error_not_an_index():
     model = tiny("llama")
-    mask = torch.tensor([[1, 1], [0, 0]])
+    mask = torch.tensor([[1, 1], [0, 0]], device=DEVICE)
     with pytest.raises(CaptureError), capture_attention(model, positions=-1):
-        model(torch.ones(2, 2, dtype=int), attention_mask=mask)
+        model(torch.ones_like(mask), attention_mask=mask)
 
 
 @pytest.mark.parametrize("at", ["output", "heads"])

@@ -14,7 +14,7 @@ def by_loops(weights, values, start, query):
     """Of one row (keys,) and the values (keys, size) of its head, in float64."""
     sums = {name: np.zeros(values.shape[1] + 2) for name in ("row", "first", "query")}
     for key, (a, v) in enumerate(
-        zip(weights.double().numpy(), values.double().numpy(), strict=True)
+        zip(weights.double().cpu().numpy(), values.double().cpu().numpy(), strict=True)
     ):
         term = a**2 * np.array([*v, (v**2).sum(), 1.0])
         sums["row"] += term
@@ -22,13 +22,14 @@ def by_loops(weights, values, start, query):
             sums["first"] += term
         elif key == query:
             sums["query"] += term
-    output = weights.double().numpy() @ values.double().numpy()
+    output = weights.double().cpu().numpy() @ values.double().cpu().numpy()
     return sums | {"output": output, "missing": 1 - weights.double().sum().item()}
 
 
 def check(sums, at, expected):
     for name, values in expected.items():
-        np.testing.assert_allclose(getattr(sums, name)[at].numpy(), values, rtol=1e-5, atol=1e-6)
+        got = getattr(sums, name)[at].cpu().numpy()
+        np.testing.assert_allclose(got, values, rtol=1e-5, atol=1e-6)
 
 
 def test_random_rows_of_heads_that_share_values():

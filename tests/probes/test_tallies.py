@@ -2,7 +2,9 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
+import simulated
 import torch
 from families import tiny
 
@@ -22,23 +24,30 @@ VALUES = torch.randn(N, 3, 2, 8, generator=GENERATOR)
 OF_KEYS = torch.randn(N, 2, 20, 8, generator=GENERATOR)
 
 
-def variance_of(prompts):
-    tally = VarianceTally(LAYERS)
-    for layer in (0, 1):
-        tally.update(layer, OUTPUTS[prompts] + layer, prompts)
+def variance_of(prompts, *, device="cpu"):
+    tally, outputs = VarianceTally(LAYERS), OUTPUTS[prompts].to(device)
+    with simulated.watching() as seen:
+        for layer in (0, 1):
+            tally.update(layer, outputs + layer, prompts)
+    assert not seen.n_waits
     return tally
 
 
-def attention_of(prompts, *, values=True):
+def attention_of(prompts, *, values=True, device="cpu"):
     tally = AttentionTally(LAYERS)
     starts, queries = torch.zeros(len(prompts), dtype=int), torch.full((len(prompts), 3), 19)
-    rows, given = Rows.of(WEIGHTS[prompts], starts, k=4, keep=False), None
-    if values:
-        given = VALUES[prompts], VALUES[prompts] ** 2
-        sums = ValueSums.of(WEIGHTS[prompts], OF_KEYS[prompts], starts=starts, queries=queries)
-        rows = replace(rows, values=sums)
-    for layer in (0, 1):
-        tally.update(layer, rows, HEADS[prompts], given, prompts)
+    observed = (WEIGHTS, HEADS, VALUES, OF_KEYS)
+    weights, heads, means, of_keys = (x[prompts].to(device) for x in observed)
+    starts, queries = starts.to(device), queries.to(device)
+    with simulated.watching() as seen:
+        rows, given = Rows.of(weights, starts, k=4, keep=False), None
+        if values:
+            given = means, means**2
+            sums = ValueSums.of(weights, of_keys, starts=starts, queries=queries)
+            rows = replace(rows, values=sums)
+        for layer in (0, 1):
+            tally.update(layer, rows, heads, given, prompts)
+    assert not seen.n_waits
     return tally
 
 
@@ -83,8 +92,14 @@ def test_single_values_are_kept_of_the_first_prompts_alone():
     assert len(attention_of(list(range(N))).kept_of(1)) == AttentionTally.n_kept
 
 
-def test_kept_values_leave_their_device_together(monkeypatch):
-    tally, move, moved = variance_of(list(range(N))), torch.Tensor.cpu, []
-    monkeypatch.setattr(torch.Tensor, "cpu", lambda x: moved.append(x.shape) or move(x))
-    tally.kept_of(0)
-    assert moved == [(N, 3, 5)]
+@pytest.mark.parametrize("make", [variance_of, attention_of])
+def test_everything_leaves_a_device_together(make):
+    simulated.start()
+    tally = make(list(range(N)), device="sim")
+    with simulated.watching() as seen:
+        state = tally.state()
+    assert seen.waits == {"fetch": 1}
+    expected = make(list(range(N))).state()
+    assert list(state) == list(expected)
+    for name in expected:
+        np.testing.assert_allclose(state[name], expected[name], rtol=1e-12, atol=1e-12)

@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from devices import DEVICE
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from llmprobe.capture.discovery import attention_layers
@@ -134,7 +135,7 @@ def tiny(family: str, attention: str | None = None, seed: int = 0) -> Any:
                 parameter.data.normal_(0, 0.2)
     n_parameters = sum(parameter.numel() for parameter in model.parameters())
     assert n_parameters < 200_000, f"{family} is not tiny: {n_parameters} parameters"
-    return model.eval().requires_grad_(False)
+    return model.eval().requires_grad_(False).to(DEVICE)
 
 
 @dataclass
@@ -183,7 +184,7 @@ def batch(family: str, lengths: tuple[int, ...], side: str = "right") -> dict[st
     inputs = {"input_ids": tokens, "attention_mask": mask}
     if "position_ids" in inspect.signature(tiny(family).forward).parameters:
         inputs["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)
-    return inputs
+    return {name: x.to(DEVICE) for name, x in inputs.items()}
 
 
 def state(model):
@@ -213,4 +214,4 @@ def no_positions(n_heads=4, size=8, seed=0):
         model = LlamaForCausalLM(config).eval()
         model.model.layers[0].self_attn.q_proj.weight.data *= 0.1
     model.model.rotary_emb.inv_freq.zero_()
-    return model
+    return model.to(DEVICE)

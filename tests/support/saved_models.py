@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from devices import DEVICE
 from huggingface_hub import constants
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
@@ -15,7 +16,7 @@ from llmprobe.errors import ModelLoadError
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 SIZE = {"vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-TOKENS = torch.arange(12).reshape(2, 6)
+TOKENS = torch.arange(12).reshape(2, 6).to(DEVICE)
 
 
 def make(family, **options):

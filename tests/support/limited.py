@@ -1,0 +1,56 @@
+"""Probe a model from disk in a process that may not hold its weights: `python limited.py FOLDER`.
+
+The limit is RLIMIT_DATA, set after the imports to what they take and a number of bytes more. It
+counts what a process allocates; files that are mapped for reading, such as a library or a
+checkpoint, do not count. safetensors maps a whole file at a time, so a checkpoint has to be in
+several. Prints one line of JSON: what loading the whole model said, and the
+standard deviations that the probe found from disk.
+"""
+
+import json
+import resource
+import sys
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from llmprobe import load_model, probe_variance
+
+
+def allocated() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmData"))
+
+
+def places(folder: Path) -> dict[str, str]:
+    """Every layer on disk; what is used in each forward stays in memory."""
+    config = AutoModelForCausalLM.from_pretrained(folder, device_map="meta")
+    names = ["model.embed_tokens", "model.rotary_emb", "model.norm", "lm_head"]
+    layers = {f"model.layers.{n}": "disk" for n in range(len(config.model.layers))}
+    return dict.fromkeys(names, "cpu") | layers
+
+
+def std(model: object, length: int) -> list[float]:
+    result = probe_variance(model, [8, length], layers="all", n_prompts=4, batch_tokens=length)
+    return result.std_median.ravel().tolist()
+
+
+def main() -> None:
+    folder, more, length = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    torch.set_num_threads(1)
+    where = places(folder)
+    probe_variance("builtin", [8, 16], n_prompts=4)  # imports what a probe imports
+    limit = allocated() + more
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    try:
+        load_model(folder, dtype="float32", device="cpu")
+        whole = "it fits"
+    except Exception as error:
+        whole = str(error)
+    found = std(load_model(folder, dtype="float32", device_map=where), length)
+    print(json.dumps({"whole": whole, "found": found}))
+
+
+if __name__ == "__main__":
+    main()
