@@ -14,6 +14,7 @@ g  starting, against `import torch`
 h  growth of time and memory with the length
 i  what edits cost over a bare forward
 j  memory of losses, over the layers alone
+k  loading a GGUF file, over transformers
 
 Peers that are not installed are left out, and a line says so. The exit code is 1 if a target is
 missed or numbers are unequal.
@@ -30,6 +31,7 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 import attention
 import editing
 import games
+import gguf_loading
 import growth
 import losses
 import overhead
@@ -52,6 +54,7 @@ CASES = {
     "h": growth.run,
     "i": editing.run,
     "j": losses.run,
+    "k": gguf_loading.run,
 }
 
 
