@@ -9,6 +9,7 @@ from typing import Unpack
 
 from llmprobe.base.machine import resolve_device
 from llmprobe.capture.discovery import choose_layers
+from llmprobe.capture.kinds import is_encoder
 from llmprobe.capture.outlines import load_outline, outline_layers
 from llmprobe.probes.before import check_asked
 from llmprobe.probes.probe import LoadOptions, Probe, start
@@ -45,6 +46,7 @@ def plan_probe(
         return start(kind, model, asked, **load).plan
     check_positions(outline, lengths)
     beginnings = asked.query == "free" and asked.kind != "dictionary"
+    beginnings = beginnings and not is_encoder(outline.model.config)
     plan = plan_sweep(
         outline.model,
         choose_layers(every, asked.layers),
