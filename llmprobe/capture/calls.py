@@ -104,6 +104,15 @@ class AttentionCall:
         first = n_keys - n_queries + 1  # with a KV cache the first query sees the tokens in it
         return torch.arange(first, n_keys + 1, device=self.query.device)[None, None]
 
+    def sees_later(self) -> bool:
+        """True if a query sees a key behind it, as in an encoder."""
+        if self.query.shape[2] < 2 or self.key.shape[2] != self.query.shape[2]:
+            return False
+        if self.mask is None:
+            return not self._is_causal()
+        shown = _shown(self.mask[..., : self.key.shape[2]])
+        return bool(shown[..., -2:, -1][..., 0].any())  # one row may stand for all queries
+
     def has_bias(self) -> bool:
         """True if the mask adds something to the logits of keys that it shows."""
         if self.mask is None or self.mask.dtype == torch.bool:
@@ -161,7 +170,8 @@ class AttentionCall:
         """The chosen queries' rows of the mask, or of the causal mask if there is none."""
         n_queries, n_keys = self.query.shape[2], self.key.shape[2]
         if self.mask is not None:
-            return _take(self.mask[..., :n_keys].expand(len(index), -1, -1, -1), index)
+            mask = self.mask[..., :n_keys].expand(len(index), -1, -1, -1)
+            return mask if mask.shape[2] == 1 else _take(mask, index)  # one row for all queries
         if not self._is_causal():
             return None
         # With a KV cache the first query here is not the first token.

@@ -28,7 +28,7 @@ import transformers
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 from transformers import modeling_gguf_pytorch_utils as gguf_loader
 
 from llmprobe.base.files import as_path
@@ -43,19 +43,18 @@ from llmprobe.capture.contents import (
     check_tokenizer,
     check_types,
     check_weights,
-    count_gguf,
-    gguf_values,
-    quick_gguf,
     tensor_types,
 )
+from llmprobe.capture.gguf_files import count_gguf, gguf_values, quick_gguf
+from llmprobe.capture.kinds import empty_model, loader
+from llmprobe.capture.quantizing import check_quantize
+from llmprobe.capture.quantizing import quantize as quantize_model
 from llmprobe.capture.refusals import (
     BUILTIN,
     Place,
-    check_causal,
     check_complete,
     check_local,
     check_size,
-    empty_model,
     explained,
     files_of,
 )
@@ -68,7 +67,7 @@ _SPARE_ROWS = 8
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LoadedModel:
-    """A causal language model in eval mode, without gradients, and what is known about it."""
+    """A language model in eval mode, without gradients, and what is known about it."""
 
     model: Any = field(repr=False)
     tokenizer: Any = field(repr=False)
@@ -93,6 +92,9 @@ class LoadedModel:
     """From the tokenizer; without a tokenizer, from the config; as a GGUF file declares it."""
     adds_bos: bool
     """Whether every text begins with the BOS token, by the tokenizer or by a GGUF file."""
+
+    quantized: str | None = None
+    """int8 or int4 if the weights were quantized while loading."""
 
     @classmethod
     def of(
@@ -144,11 +146,14 @@ def load_model(
     device: str | torch.device = "auto",
     device_map: str | Mapping[str, Any] | None = None,
     attn_implementation: str | None = None,
+    quantize: str | None = None,
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
     weights: bool = True,
 ) -> LoadedModel:
-    """Load a causal language model from the hub, a folder, a `.gguf` file, or the `builtin` one.
+    """Load a language model from the hub, a folder, a `.gguf` file, or the `builtin` one.
+
+    Causal language models come with their head, encoders (BERT) without heads and pooler.
 
     `name`: a path if it exists, begins with `.`, `/` or `~`, or ends in `.gguf`; a path never uses
     the network. Anything else is a hub id; `id@revision` chooses a branch, tag or commit.
@@ -158,6 +163,7 @@ def load_model(
     `device_map`: accelerate's plan for several devices, used instead of `device`.
     `attn_implementation`: the attention backend ("sdpa", "eager", ...); None for the model's
     default.
+    `quantize`: "int8" or "int4" weights in the layers, through torchao; activations stay float.
     `allow_pickle`: read `.bin` weights, which can run code.
     `trust_remote_code`: run code that comes with the model.
     `weights`: False reads the config only. The model is on the meta device, with shapes and without
@@ -186,23 +192,26 @@ def load_model(
         if place.gguf is not None:
             # Absolute: transformers would prefer a file of the same name in the working folder.
             options["gguf_file"] = str(place.gguf.absolute())
+        check_quantize(quantize)
         n_tensors = _check_contents(place, folder, trust_remote_code)
         if not trust_remote_code:
             check_backend(attn_implementation, "in attn_implementation")
         config = AutoConfig.from_pretrained(place.source, **options)
         check_layers("num_hidden_layers", _n_layers(config), n_tensors)
-        check_causal(config)
+        auto, options_of_kind = loader(config)
+        if device_map is None or not weights:
+            model = empty_model(config, trust_remote_code)
         if device_map is None:
-            check_size(config, number_type, target, trust_remote_code)
+            check_size(model, number_type, target)
         if not weights:
-            model = empty_model(config, trust_remote_code).to(number_type)
+            model = model.to(number_type)
             outline = LoadedModel.of(model, name=place.shown, revision=place.revision)
             return dataclasses.replace(outline, device=target.type)
         tokenizer = _load_tokenizer(place, config, options)
         if place.gguf is not None and hasattr(transformers, "GgufConfig"):
             # Otherwise some weights stay packed, and kernels for them are fetched from the hub.
             options["quantization_config"] = transformers.GgufConfig(dequantize=True)
-        model, report = AutoModelForCausalLM.from_pretrained(
+        model, report = auto.from_pretrained(
             place.source,
             config=config,
             dtype=number_type,
@@ -213,10 +222,14 @@ def load_model(
             ignore_mismatched_sizes=True,
             output_loading_info=True,
             **options,
+            **options_of_kind,
         )
         check_complete(report)
+        if quantize is not None:
+            quantize_model(model, quantize)
     model.eval().requires_grad_(False)
     loaded = LoadedModel.of(model, tokenizer=tokenizer, name=place.shown, revision=place.revision)
+    loaded = dataclasses.replace(loaded, quantized=quantize)
     return loaded if place.gguf is None else _with_declared_bos(loaded, place.gguf)
 
 
@@ -268,6 +281,8 @@ def _refuse_options(options: Mapping[str, Any]) -> None:
 
 def _bos_facts(tokenizer: Any, config: Any) -> dict[str, Any]:
     bos = getattr(config if tokenizer is None else tokenizer, "bos_token_id", None)
+    if bos is None:  # an encoder's first token is called otherwise
+        bos = getattr(tokenizer, "cls_token_id", None)
     adds = tokenizer is not None and bos is not None and tokenizer("x")["input_ids"][:1] == [bos]
     return {"bos_token_id": bos, "adds_bos": adds}
 
@@ -367,7 +382,7 @@ def _learned_positions(model: Any, positions: int | None) -> int | None:
     """Found as an embedding outside the layers, not of tokens, with about one row per position."""
     if positions is None:
         return None
-    decoder = model.get_decoder()
+    decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
     lists = [module for module in decoder.modules() if isinstance(module, nn.ModuleList)]
     others = {
         model.get_input_embeddings(),

@@ -78,6 +78,7 @@ class Session(Mapping[int, T], Generic[T]):
         self._stack = ExitStack()
         self._owner: Owner | None = None
         self._generating = False
+        self._outer: dict[str, Any] = {}
         # State of the current forward:
         self._now: dict[int, T | None] = {}
         self._mask: Tensor | None = None
@@ -109,10 +110,12 @@ class Session(Mapping[int, T], Generic[T]):
             decoder = decoder_of(self.model)
             before = partial(decoder.register_forward_pre_hook, self._before, with_kwargs=True)
             self.own(stack, before)
+            if decoder is not self.model:
+                outer = partial(self.model.register_forward_pre_hook, self._outside)
+                self.own(stack, partial(outer, with_kwargs=True))
             self.attach(stack)
             if self.stop:
-                deepest = self.module(self.deepest)
-                last = partial(deepest.register_forward_hook, self._last_hook)
+                last = partial(self._end.register_forward_hook, self._last_hook)
                 self._last = self.own(stack, last)
                 self._catch_stops(stack)
             if hasattr(self.model, "generate"):
@@ -157,13 +160,19 @@ class Session(Mapping[int, T], Generic[T]):
         with lock:
             hooks = [
                 owner_of(hook)
-                for part in module.modules()
+                for part in {*module.modules(), self._end}
                 for hook in (*part._forward_hooks, *part._forward_pre_hooks)
             ]
         # Hooks of another thread do not look at our forwards.
         if any(x is None or (x is not self._owner and x.here()) for x in hooks):
             return False
         return len(listeners_here(module)) <= 1 and not editors_here(module)
+
+    @property
+    def _end(self) -> nn.Module:
+        """The module behind which the deepest layer is done; its projection may lie outside."""
+        outside = not f"{self.deepest.projection}.".startswith(f"{self.deepest.path}.")
+        return self.projection(self.deepest) if outside else self.module(self.deepest)
 
     def module(self, layer: AttentionLayer) -> nn.Module:
         return self.model.get_submodule(layer.path)
@@ -267,12 +276,20 @@ class Session(Mapping[int, T], Generic[T]):
     def __len__(self) -> int:
         return len(self._kept)
 
+    def _outside(self, model: nn.Module, args: Any, kwargs: Any = None) -> None:
+        """Keep what the whole model is given: some hand masks of other shapes to their decoder."""
+        if self.here() and kwargs is not None:
+            self._outer = inspect.signature(model.forward).bind_partial(*args, **kwargs).arguments
+
     # A hook may be called without kwargs while another thread attaches or removes it.
     def _before(self, decoder: nn.Module, args: Any, kwargs: Any = None) -> None:
         if not self.here():
             return
         given = inspect.signature(decoder.forward).bind_partial(*args, **kwargs).arguments
         mask = given.get("attention_mask", given.get("kwargs", {}).get("attention_mask"))
+        if isinstance(mask, Mapping) and self._outer:  # by type of layer
+            mask = self._outer.get("attention_mask")
+        self._outer = {}
         if self.positions is not None and mask is not None and not _is_flat(mask):
             raise CaptureError(
                 f"positions: the padding is unknown, as the attention mask has shape "
@@ -285,7 +302,7 @@ class Session(Mapping[int, T], Generic[T]):
         self._n_tokens = 0 if tokens is None else tokens.shape[1]
         self._now, self._index, self._bounds, self._starts = {}, {}, {}, {}
         if self.stop:
-            self.module(self.deepest)._forward_hooks.move_to_end(self._last.id)
+            self._end._forward_hooks.move_to_end(self._last.id)
         self.before_forward(given)
 
     def _around_generate(self, generate: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -136,6 +136,22 @@ Dtype = Annotated[
     str,
     typer.Option(metavar="NAME", help="auto, float32, bfloat16, float16 or float64.", **_MODEL),
 ]
+AttnImplementation = Annotated[
+    str | None,
+    typer.Option(
+        **choice(
+            *("sdpa", "eager", "flash_attention_2", "flex_attention"),
+            text="The attention function. Default: the model's own choice.",
+        ),
+        **_MODEL,
+    ),
+]
+Quantize = Annotated[
+    str | None,
+    typer.Option(
+        **choice("int8", "int4", text="Round the weights of the layers (needs torchao)."), **_MODEL
+    ),
+]
 AllowPickle = Annotated[
     bool,
     typer.Option("--allow-pickle", **FLAG, help="Load .bin weights. They can run code.", **_MODEL),
@@ -151,6 +167,8 @@ LOADING: Group = {
     "device": (Device, "auto"),
     "device_map": (DeviceMap, None),
     "dtype": (Dtype, "auto"),
+    "attn_implementation": (AttnImplementation, None),
+    "quantize": (Quantize, None),
     "allow_pickle": (AllowPickle, False),
     "trust_remote_code": (TrustRemoteCode, False),
 }
@@ -222,6 +240,16 @@ NQueries = Annotated[
     int | None,
     typer.Option(metavar="N", help="Tokens that --query fixed draws. Default: 16.", **_PROMPTS),
 ]
+Position = Annotated[
+    str,
+    typer.Option(
+        metavar="[first|last|mean|N]",
+        help="Where an encoder is measured: first (its default), last or Nth token, or the mean "
+        "over all. Causal models: the last token.",
+        autocompletion=lambda: ["first", "last", "mean"],
+        **_PROMPTS,
+    ),
+]
 Bos = Annotated[
     str,
     typer.Option(
@@ -244,6 +272,7 @@ PROMPTS: Group = {
     "n_prompts": (NPrompts, 64),
     "query": (Query, "free"),
     "n_queries": (NQueries, None),
+    "position": (Position, "auto"),
     "bos": (Bos, "auto"),
     "seed": (Seed, 0),
 }
