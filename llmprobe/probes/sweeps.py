@@ -243,11 +243,10 @@ class Sweep:
         self, tokens: Tensor, lengths: tuple[int, ...], chunk: int | None
     ) -> list[Mapping[int, Any]]:
         """What is captured of a batch, in parts by positions."""
-        n_tail = self.prompts.n_tail
         positions = [n - 1 for n in lengths]
         if self.forward is not None:
             return self.forward(self.model, tokens, positions, chunk, self.observe)
-        types = self.types() if chunk is None else None
+        n_tail, types = self.prompts.n_tail, self.types() if chunk is None else None
         if n_tail and len(lengths) > 1:
             return forward_branches(
                 self.model, tokens, lengths, chunk, self.observe, types, n_tail=n_tail

@@ -102,6 +102,9 @@ def test_a_tokenizer_is_asked_for_its_beginning():
         def __call__(self, text):
             return {"input_ids": [1, 5]}
 
+        def convert_ids_to_tokens(self, token):
+            return {1: "<s>"}[token]
+
     report = check_capture(tiny("llama"), tokenizer=Tokenizer(), length=8)
     assert report.checks[-1].detail == "<s> is added to every prompt"
     Tokenizer.bos_token_id = None

@@ -11,7 +11,7 @@ from llmprobe.capture.token_types import NotServed, TokenTypes, _captured
 
 AS_A_WHOLE = ("bloom", "falcon", "mpt", "gptj", "codegen", "gpt_neo", "xglm", "llama4_text")
 """Families that cannot be run for a few positions."""
-WITH_POSITIONS = ("gpt2", "gpt_bigcode", "opt", "biogpt")
+WITH_POSITIONS = ("gpt2", "gpt_bigcode", "opt", "biogpt", "bert")
 """Families that add a learned position to each token."""
 NOT_FIRST = ("lfm2", "jamba", "qwen3_next")
 """Families whose first attention comes behind a layer that mixes tokens."""
