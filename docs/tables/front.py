@@ -82,14 +82,14 @@ def helps(root: Path) -> str:
         result = run(name)
         best = result.best(remedy)
         ends = (result.change, result.change_low, result.change_high)
-        return interval(*(x[0, best, -1] for x in ends), "+.2f")
+        return interval(*(x[0, best, -1] for x in ends), "+.3f")
 
     return (
-        f"- In its trained context, {_verdict(run('_inside'))} SmolLM2.\n"
-        f"- Beyond it, with repaired positions, a colder softmax (`logn`) changes the loss by "
-        f"{change('_yarn')} nats at 16 times builtin's context and {change('_beyond_yarn')} at "
-        f"twice SmolLM2's; without repair by {change('')} and {change('_beyond')}.\n"
-        f"- Giving heads back the variance that they lose hurts: {change('', 'restore')} nats.\n"
+        f"- Inside the trained context: {_verdict(run('_inside'))} SmolLM2.\n"
+        f"- Beyond it: a colder softmax (`logn`), once positions are repaired. "
+        f"{change('_beyond_yarn')} nats at twice SmolLM2's context, {change('_yarn')} at 16 times "
+        f"builtin's; without repair {change('_beyond')} and {change('')}.\n"
+        f"- Giving heads back the variance that they lose hurts: {change('', 'restore')}.\n"
     )
 
 
@@ -129,9 +129,7 @@ def recipes(root: Path) -> str:
         saved(folder / f"set_complement_search_{x}_constant") for x in ("gpt", "attention")
     )
     games = saved(folder / "othello_length_constant")
-    far, repaired, inside = (
-        saved(folder / f"what_helps{name}") for name in ("", "_yarn", "_inside")
-    )
+    far, repaired = (saved(folder / f"what_helps{name}") for name in ("", "_yarn"))
     harm = saved(folder / "does_it_hurt/classes").key_frame().set_index("class")
 
     def versus(name: str) -> str:
@@ -207,9 +205,8 @@ def recipes(root: Path) -> str:
         ),
         "what_helps": (
             "do remedies against dispersion help?",
-            f"{_verdict(inside)} SmolLM2 in its context; {_verdict(far)} builtin at "
-            f"{far.lengths[-1] / far.context_length:.0f} times its own; with repaired positions "
-            f"{_verdict(repaired)}",
+            f"with repaired positions {_verdict(repaired)} builtin beyond its context; without, "
+            f"{_verdict(far)}",
         ),
     }
     found |= norm_recipes(folder)
