@@ -16,6 +16,7 @@ i  what edits cost over a bare forward
 j  memory of losses, over the layers alone
 k  layer 0 of 64 prompts at all lengths
 l  all layers with a fixed query, in one pass
+m  loading a GGUF file, over transformers
 
 Peers that are not installed are left out, and a line says so. The exit code is 1 if a target is
 missed or numbers are unequal.
@@ -32,6 +33,7 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 import attention
 import editing
 import games
+import gguf_loading
 import growth
 import losses
 import many
@@ -57,6 +59,7 @@ CASES = {
     "j": losses.run,
     "k": many.many_prompts,
     "l": many.fixed_queries,
+    "m": gguf_loading.run,
 }
 
 

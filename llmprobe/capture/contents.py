@@ -10,12 +10,9 @@ import re
 import stat
 import struct
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import numpy as np
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from llmprobe.capture.refusals import Refusal
@@ -30,10 +27,6 @@ _MOST_GROWTH = 64
 """Letters that a tokenizer may make of one; Unicode's own forms have up to 18."""
 _TYPES = {"I8": "int8", "U8": "uint8", "BOOL": "bool", "C64": "complex64", "I32": "int32"}
 """Names of number types for those of safetensors."""
-_GGUF_NUMBERS = dict(zip((*range(8), 10, 11, 12), "BbHhIif?Qqd", strict=True))
-_GGUF_TEXT, _GGUF_ARRAY = 8, 9
-"""Types of values in GGUF files, by number; numbers by the letters of `struct`."""
-_MOST_NAME = 2**16
 ADAPTER, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PICKLES = "if you trust them, use allow_pickle=True"
 
@@ -138,78 +131,6 @@ def check_types(types: Mapping[str, str], config: Path) -> None:
                 f"has {_TYPES.get(kind, kind)} numbers in {name} and no quantization_config that "
                 "says what they stand for; use weights of a float type"
             )
-
-
-def count_gguf(path: Path) -> int | None:
-    """How many tensors a GGUF file announces."""
-    with path.open("rb") as file:
-        head = file.read(16)
-    return int.from_bytes(head[8:], "little") if len(head) == 16 else None
-
-
-def gguf_values(path: Path, names: Iterable[str]) -> dict[str, int | bool]:
-    """Numbers that a GGUF file declares under these names; those that it does not are missing.
-
-    Read up to the last of them: parsing the file as a whole takes seconds.
-    """
-    wanted, found = set(names), dict[str, int | bool]()
-    with path.open("rb") as file:
-
-        def number(form: str) -> Any:
-            size = struct.calcsize(form)
-            return struct.unpack(f"<{form}", file.read(size))[0]
-
-        def skip(kind: int) -> None:
-            if kind == _GGUF_ARRAY:
-                of, n = number("I"), number("Q")
-                if of in _GGUF_NUMBERS:
-                    file.seek(n * struct.calcsize(_GGUF_NUMBERS[of]), 1)
-                else:
-                    for _ in range(n):
-                        skip(of)
-            else:
-                size = number("Q") if kind == _GGUF_TEXT else struct.calcsize(_GGUF_NUMBERS[kind])
-                file.seek(size, 1)
-
-        try:
-            file.seek(16)
-            for _ in range(number("Q")):
-                name, kind = file.read(min(number("Q"), _MOST_NAME)).decode(), number("I")
-                if name in wanted and kind in _GGUF_NUMBERS:
-                    found[name] = number(_GGUF_NUMBERS[kind])
-                else:
-                    skip(kind)
-                if found.keys() == wanted:
-                    break
-        except (struct.error, KeyError, ValueError, OverflowError, OSError, RecursionError):
-            pass  # the reader of the whole file says what is wrong with it
-    return found
-
-
-@contextmanager
-def quick_gguf() -> Iterator[None]:
-    """Have GGUF files parsed as plain arrays, in a third of the time that memory maps take."""
-    try:
-        package: Any = import_module("gguf")
-    except ImportError:  # an extra: that it is missing is said elsewhere
-        yield
-        return
-    reader = package.GGUFReader
-
-    class PlainReader(reader):  # type: ignore[misc, valid-type]
-        @property
-        def data(self) -> Any:
-            return self._data
-
-        @data.setter
-        def data(self, mapped: Any) -> None:
-            self._data = np.asarray(mapped)
-
-    package.GGUFReader = PlainReader
-    try:
-        yield
-    finally:
-        package.GGUFReader = reader
 
 
 def check_tokenizer(path: Path) -> None:

@@ -43,11 +43,9 @@ from llmprobe.capture.contents import (
     check_tokenizer,
     check_types,
     check_weights,
-    count_gguf,
-    gguf_values,
-    quick_gguf,
     tensor_types,
 )
+from llmprobe.capture.gguf_files import count_gguf, gguf_values, quick_gguf
 from llmprobe.capture.refusals import (
     BUILTIN,
     Place,

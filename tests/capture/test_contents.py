@@ -10,15 +10,13 @@ import struct
 import time
 from pathlib import Path
 
-import gguf
-import numpy as np
 import pytest
 import torch
 from attack import Forked
 from safetensors.torch import load_file, save_file
 from saved_models import refusal
 
-from llmprobe.capture.contents import check_layers, gguf_values, quick_gguf
+from llmprobe.capture.contents import check_layers
 from llmprobe.capture.loading import load_model
 from llmprobe.capture.refusals import Refusal
 
@@ -240,46 +238,3 @@ def test_weights_of_another_kind_of_number_are_named(llama, dtype):
     text = refusal(llama)
     assert name in text
     assert str(dtype).removeprefix("torch.") in text
-
-
-def test_gguf_files_are_parsed_as_plain_arrays_to_the_same_contents(tmp_path):
-    path = tmp_path / "x.gguf"
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_token_list(["a", "bc", "é"])
-    writer.add_tensor("w", np.arange(6, dtype=np.float32).reshape(2, 3))
-    for write in (writer.write_header_to_file, writer.write_kv_data_to_file):
-        write()
-    writer.write_tensors_to_file()
-    writer.close()
-    mapped = gguf.GGUFReader(path)
-    with quick_gguf():
-        plain = gguf.GGUFReader(path)
-    assert gguf.GGUFReader is type(mapped)
-    assert type(plain.tensors[0].data) is np.ndarray
-    np.testing.assert_array_equal(plain.tensors[0].data, mapped.tensors[0].data)
-    contents = [{n: f.contents() for n, f in x.fields.items()} for x in (plain, mapped)]
-    assert contents[0] == contents[1]
-
-
-def test_numbers_that_a_gguf_file_declares_are_found_among_all_else(tmp_path):
-    path, names = tmp_path / "x.gguf", ("tokenizer.ggml.bos_token_id", "general.alignment", "no")
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_token_list(["a", "bc", "é" * 300])
-    writer.add_array("some.numbers", [1.5, 2.5])
-    writer.add_array("nested", [["a", "b"], ["c"]])
-    for add in ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "bool"):
-        getattr(writer, f"add_{add}")(f"as.{add}", 1)
-    writer.add_float64("as.float64", 0.5)
-    writer.add_bos_token_id(7)
-    writer.add_custom_alignment(32)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
-    found = {"tokenizer.ggml.bos_token_id": 7, "general.alignment": 32}
-    assert gguf_values(path, names) == found
-    whole = path.read_bytes()
-    for size in range(0, len(whole), 7):
-        path.write_bytes(whole[:size])
-        assert gguf_values(path, names).items() <= found.items()
-    path.write_bytes(whole[:16] + b"\xff" * 100)
-    assert gguf_values(path, names) == {}

@@ -5,15 +5,12 @@ import logging
 import os
 import socket
 
-import gguf
-import numpy as np
 import pytest
 import torch
 import transformers
 from devices import DEVICE
 from huggingface_hub import constants
-from saved_models import COMMIT, TOKENS, make, make_tokenizer, refusal
-from tokenizers import pre_tokenizers
+from saved_models import COMMIT, TOKENS, make, make_tokenizer, refusal, write_gguf
 
 from llmprobe import probe_variance
 from llmprobe.capture.loading import LoadedModel, as_loaded, load_model, module_of
@@ -253,38 +250,6 @@ def test_without_a_config_the_embedding_says_how_many_tokens_there_are():
     loaded = LoadedModel.of(SetNetwork("argmax", width=8))
     assert loaded.vocab_size == VOCAB_SIZE
     assert (loaded.name, loaded.context_length, loaded.bos_token_id) == ("SetNetwork", None, None)
-
-
-def write_gguf(path, *, adds):
-    """A small Llama with a byte-level tokenizer, which begins no text with BOS by itself."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokens = ["<unk>", "<s>", "</s>", *alphabet, "ab"]
-    writer, generator = gguf.GGUFWriter(path, "llama"), np.random.default_rng(0)
-    writer.add_block_count(1)
-    writer.add_context_length(64)
-    writer.add_embedding_length(32)
-    writer.add_feed_forward_length(64)
-    writer.add_head_count(4)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_dimension_count(8)
-    writer.add_vocab_size(len(tokens))
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list(tokens)
-    writer.add_token_types([3] * 3 + [1] * (len(tokens) - 3))
-    writer.add_token_merges(["a b"])
-    writer.add_bos_token_id(1)
-    if adds is not None:
-        writer.add_add_bos_token(adds)
-    shapes = {f"blk.0.attn_{name}": (32, 32) for name in ("q", "k", "v", "output")}
-    shapes |= {f"blk.0.ffn_{name}": (64, 32) for name in ("gate", "up")}
-    shapes |= {"blk.0.ffn_down": (32, 64), "blk.0.attn_norm": (32,), "blk.0.ffn_norm": (32,)}
-    shapes |= {name: (len(tokens), 32) for name in ("token_embd", "output")}
-    for name, shape in (shapes | {"output_norm": (32,)}).items():
-        writer.add_tensor(f"{name}.weight", generator.standard_normal(shape).astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 @pytest.mark.parametrize(("adds", "bos"), [(None, "no"), (False, "no"), (True, "yes")])

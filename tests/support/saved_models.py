@@ -3,6 +3,8 @@
 import shutil
 from pathlib import Path
 
+import gguf
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -87,3 +89,41 @@ def cause(name, **options):
     with pytest.raises(ModelLoadError) as caught:
         load_model(name, **options)
     return caught.value.__cause__
+
+
+def write_gguf(path, *, adds=None, kind="F32"):
+    """A small Llama with a byte-level tokenizer, which begins no text with BOS by itself."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokens = ["<unk>", "<s>", "</s>", *alphabet, "ab"]
+    writer, generator = gguf.GGUFWriter(path, "llama"), np.random.default_rng(0)
+    writer.add_block_count(1)
+    writer.add_context_length(64)
+    writer.add_embedding_length(32)
+    writer.add_feed_forward_length(64)
+    writer.add_head_count(4)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(8)
+    writer.add_vocab_size(len(tokens))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3] * 3 + [1] * (len(tokens) - 3))
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(1)
+    if adds is not None:
+        writer.add_add_bos_token(adds)
+    shapes = {f"blk.0.attn_{name}": (32, 32) for name in ("q", "k", "v", "output")}
+    shapes |= {f"blk.0.ffn_{name}": (64, 32) for name in ("gate", "up")}
+    shapes |= {"blk.0.ffn_down": (32, 64), "blk.0.attn_norm": (32,), "blk.0.ffn_norm": (32,)}
+    shapes |= {name: (len(tokens), 32) for name in ("token_embd", "output")}
+    kind = gguf.GGMLQuantizationType[kind]
+    for name, shape in (shapes | {"output_norm": (32,)}).items():
+        numbers = generator.standard_normal(shape).astype(np.float32)
+        if len(shape) > 1 and kind != gguf.GGMLQuantizationType.F32:
+            packed = gguf.quantize(numbers, kind)
+            writer.add_tensor(f"{name}.weight", packed, raw_dtype=kind)
+        else:
+            writer.add_tensor(f"{name}.weight", numbers)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
