@@ -104,6 +104,15 @@ class AttentionCall:
         first = n_keys - n_queries + 1  # with a KV cache the first query sees the tokens in it
         return torch.arange(first, n_keys + 1, device=self.query.device)[None, None]
 
+    def sees_later(self) -> bool:
+        """True if a query sees a key behind it, as in an encoder."""
+        if self.query.shape[2] < 2 or self.key.shape[2] != self.query.shape[2]:
+            return False
+        if self.mask is None:
+            return not self._is_causal()
+        shown = _shown(self.mask[..., : self.key.shape[2]])
+        return bool(shown[..., -2:, -1][..., 0].any())  # one row may stand for all queries
+
     def has_bias(self) -> bool:
         """True if the mask adds something to the logits of keys that it shows."""
         if self.mask is None or self.mask.dtype == torch.bool:

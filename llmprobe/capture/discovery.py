@@ -7,14 +7,15 @@ a custom model can do the same with a class attribute
 
 Otherwise by behavior: a few tokens are run, and a module that returns a square matrix of weights
 over them, with row sums of at most one, is attention. The output projection is found by behavior
-too: it is the last child with a weight matrix that an attention module calls, and its input is the
-head outputs. A module with a single head may have an `nn.Identity` in its place.
+too (`observing`), and so is whether a token sees those behind it, as in an encoder.
 """
 
+import inspect
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from functools import partial
 from operator import index
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -26,15 +27,14 @@ from llmprobe.base.machine import evaluating
 from llmprobe.capture.calls import (
     BASES,
     AttentionCall,
-    Owner,
     can_listen,
     check_plain,
-    listening,
     lock,
     routed,
     uses_interface,
 )
 from llmprobe.capture.loading import AnyModel, module_of
+from llmprobe.capture.observing import Seen, observe
 from llmprobe.errors import UnsupportedModelError
 
 LayerChoice = int | str | slice | Sequence[int] | None
@@ -76,7 +76,7 @@ class AttentionLayer:
     """Path of the output projection."""
     output: str
     """Path of the module whose output is the attention's: the module itself, or the projection
-    where the module adds the residual stream before it returns (Bloom)."""
+    where the module adds the residual stream before it returns (Bloom), or ends before it (BERT)."""
     interface: bool
     """True if the module looks up its attention function by name, so that single rows can be
     computed."""
@@ -84,6 +84,8 @@ class AttentionLayer:
     """True if the module returns the last token only: its output has one position."""
     window: int | None = None
     """Tokens that a sliding layer sees, if it says so."""
+    causal: bool = True
+    """False if a token sees those behind it, as in an encoder."""
 
 
 _known: "WeakKeyDictionary[nn.Module, tuple[int, tuple[AttentionLayer, ...]]]" = WeakKeyDictionary()
@@ -191,14 +193,16 @@ def _discover(model: nn.Module) -> Iterator[AttentionLayer]:
     paths = {id(module): path for path, module in model.named_modules()}
     attention = [module for module in model.modules() if module in set(attention)]
     try:
-        seen = _observe(model, attention, filter(can_listen, attention))
+        seen = observe(model, attention, filter(can_listen, attention), partial(_run, model))
     except UnsupportedModelError:  # sparse attention: its calls cannot be observed
-        seen = _observe(model, attention, ())
+        seen = observe(model, attention, (), partial(_run, model))
+    both_ways = _see_both_ways(model, seen[id(attention[0])])
     numbers = [layer_number(paths[id(module)], module) for module in attention]
     if len(set(numbers)) < len(numbers):
         numbers = list(range(len(numbers)))
     for number, module in zip(numbers, attention, strict=True):
-        yield _describe(module, paths, number, seen[id(module)], decoder)
+        layer = _describe(module, paths, number, seen[id(module)], decoder)
+        yield replace(layer, causal=False) if both_ways else layer
 
 
 def declared_attention(decoder: nn.Module) -> list[nn.Module]:
@@ -238,7 +242,10 @@ def _are_weights(item: Any) -> bool:
     if not isinstance(item, Tensor) or item.ndim != 4 or item.shape[-2:] != square:
         return False
     mass = item.float().sum(-1)
-    return bool((item >= 0).all() and (mass < 1.01).all() and item.float().triu(1).sum() == 0)
+    if (item < 0).any() or (mass > 1.01).any():
+        return False
+    causal = item.float().triu(1).sum() == 0
+    return bool(causal or (mass > 0.99).all())  # an encoder's rows have no learned sinks
 
 
 @contextmanager
@@ -263,89 +270,19 @@ def eager_weights(model: nn.Module, layers: Sequence[AttentionLayer] = ()) -> It
         yield
 
 
-@dataclass
-class _Seen:
-    """What one attention module did when it ran."""
-
-    projection: nn.Module | None = None
-    projection_size: int = 0
-    given: Tensor | None = None
-    projected: Tensor | None = None
-    passed_on: tuple[nn.Module, Tensor] | None = None
-    hidden_size: int = 0
-    last_only: bool = False
-    returns_projected: bool = False
-    adds_residual: bool = False
-    calls: list[AttentionCall] = field(default_factory=list)
-
-
-def _observe(
-    model: nn.Module, attention: Sequence[nn.Module], listened: Iterable[nn.Module]
-) -> dict[int, _Seen]:
-    seen = {id(module): _Seen() for module in attention}
-
-    def listen(call: AttentionCall) -> None:
-        seen[id(call.module)].calls.append(call)
-
-    def watch(note: _Seen) -> Any:
-        def hook(child: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            given = _tensors(args, kwargs)
-            if not owner.here() or not given or not isinstance(output, Tensor):
-                return
-            if _has_matrix(child):
-                note.projection, note.projection_size = child, given[0].shape[-1]
-                note.given, note.projected = given[0], output
-            elif output.shape == given[0].shape and _same(output, given[0]):
-                note.passed_on = child, output
-
-        return hook
-
-    def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if not owner.here():
-            return
-        note, x = seen[id(module)], first_tensor(output)
-        note.hidden_size = x.shape[-1]
-        note.last_only = x.shape[:2] == (1, 1)
-        inputs, projected = _tensors(args, kwargs), note.projected
-        if projected is not None and projected.shape == x.shape:
-            note.returns_projected = _same(x, projected)
-            note.adds_residual = not note.returns_projected and any(
-                given.shape == x.shape and _same(given + projected, x) for given in inputs
-            )
-            # Made from something other than the module's input: may be the changed projection.
-            if not any(given is note.given for given in inputs):
-                return
-        if note.passed_on is not None and not (note.returns_projected or note.adds_residual):
-            child, passed = note.passed_on
-            if passed.shape == x.shape and _same(x, passed):
-                note.projection, note.projection_size = child, x.shape[-1]
-                note.returns_projected = True
-
-    with ExitStack() as stack:
-        owner = Owner()
-        stack.callback(owner.leave)
-        for module in attention:
-            # First: other hooks may change what the module returned.
-            handle = module.register_forward_hook(after, with_kwargs=True, prepend=True)
-            stack.enter_context(handle)
-            for child in module.children():
-                if _has_matrix(child) or not any(True for _ in child.parameters()):
-                    hook = watch(seen[id(module)])
-                    handle = child.register_forward_hook(hook, with_kwargs=True, prepend=True)
-                    stack.enter_context(handle)
-        stack.enter_context(listening(listened, listen))
-        _run(model)
-    return seen
-
-
 def _describe(
-    module: nn.Module, paths: dict[int, str], number: int, seen: _Seen, decoder: nn.Module
+    module: nn.Module, paths: dict[int, str], number: int, seen: Seen, decoder: nn.Module
 ) -> AttentionLayer:
     path = paths[id(module)]
     what = f"{path} ({type(module).__name__})"
     if seen.projection is None or not (seen.returns_projected or seen.adds_residual):
         raise UnsupportedModelError(
             f"{what} does not end in an output projection, so its heads cannot be captured"
+        )
+    if seen.outside and not seen.calls:
+        raise UnsupportedModelError(
+            f"{what} computes attention on its own and its output projection lies outside of it, "
+            "so its heads cannot be captured"
         )
     if len(seen.calls) > 1:
         raise UnsupportedModelError(
@@ -376,10 +313,28 @@ def _describe(
         head_size=seen.projection_size // n_heads,
         hidden_size=seen.hidden_size,
         projection=paths[id(seen.projection)],
-        output=paths[id(seen.projection)] if seen.adds_residual else path,
+        output=paths[id(seen.projection)] if seen.adds_residual or seen.outside else path,
         interface=bool(seen.calls) and not seen.last_only,  # one row only: nothing to skip
         last_only=seen.last_only,
     )
+
+
+def _see_both_ways(model: nn.Module, seen: Seen) -> bool:
+    """Whether an attention module's last token but one changes with the last."""
+    if seen.calls:
+        return seen.calls[0].sees_later()
+    if seen.last_only or seen.projection is None:
+        return False
+    kept: list[Tensor] = []
+
+    def look(projection: nn.Module, args: Any, kwargs: Any) -> None:
+        kept.append(args[0] if args else next(iter(kwargs.values())))
+
+    with seen.projection.register_forward_pre_hook(look, with_kwargs=True):
+        _run(model)
+        _run(model, last=0)
+    a, b = (heads[:, -2].float() for heads in (kept[0], kept[-1]))
+    return bool((a - b).abs().max() > 1e-4 * a.square().mean().sqrt())
 
 
 def layer_number(path: str, module: nn.Module) -> int:
@@ -411,23 +366,6 @@ def _type(
     return "sliding" if local or getattr(module, "sliding_window", None) else "full"
 
 
-def _has_matrix(module: nn.Module) -> bool:
-    return any(parameter.ndim >= 2 for parameter in module.parameters())
-
-
-def _tensors(args: Any, kwargs: Any) -> list[Tensor]:
-    return [item for item in (*args, *kwargs.values()) if isinstance(item, Tensor)]
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    return torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
-
-
-def first_tensor(output: Any) -> Tensor:
-    """The attention output of a module that returns it alone or first in a tuple."""
-    return output[0] if isinstance(output, tuple | list) else output
-
-
 def input_device(model: nn.Module) -> torch.device:
     """The device for tokens; with weights offloaded by accelerate, the one that they run on."""
     embedding = model.get_input_embeddings()
@@ -437,9 +375,17 @@ def input_device(model: nn.Module) -> torch.device:
     return device
 
 
-def _run(model: nn.Module, **options: Any) -> None:
+def _run(model: nn.Module, *, last: int = _N_TOKENS, **options: Any) -> None:
     """Run a few tokens; the model's mode and the random state are restored."""
     size = model.get_input_embeddings().num_embeddings
-    tokens = torch.arange(1, _N_TOKENS + 1, device=input_device(model))[None] % size
+    tokens = torch.arange(1, _N_TOKENS + 1, device=input_device(model))[None]
+    tokens[0, -1] = last
     with evaluating(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
-        model(input_ids=tokens, use_cache=False, **options)
+        model(input_ids=tokens % size, **without_cache(model), **options)
+
+
+def without_cache(model: nn.Module) -> dict[str, Any]:
+    """The argument that keeps a model from filling a KV cache; encoders have none."""
+    parameters = inspect.signature(model.forward).parameters
+    free = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    return {"use_cache": False} if free or "use_cache" in parameters else {}

@@ -21,8 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from llmprobe.capture.calls import can_listen, listening
-from llmprobe.capture.discovery import AttentionLayer, LayerChoice, first_tensor
+from llmprobe.capture.discovery import AttentionLayer, LayerChoice
 from llmprobe.capture.loading import AnyModel
+from llmprobe.capture.observing import first_tensor
 from llmprobe.capture.session import Positions, Session, wrap_method
 from llmprobe.capture.single_positions import FewPositions
 from llmprobe.errors import CaptureError

@@ -111,8 +111,7 @@ class Session(Mapping[int, T], Generic[T]):
             self.own(stack, before)
             self.attach(stack)
             if self.stop:
-                deepest = self.module(self.deepest)
-                last = partial(deepest.register_forward_hook, self._last_hook)
+                last = partial(self._end.register_forward_hook, self._last_hook)
                 self._last = self.own(stack, last)
                 self._catch_stops(stack)
             if hasattr(self.model, "generate"):
@@ -157,13 +156,19 @@ class Session(Mapping[int, T], Generic[T]):
         with lock:
             hooks = [
                 owner_of(hook)
-                for part in module.modules()
+                for part in {*module.modules(), self._end}
                 for hook in (*part._forward_hooks, *part._forward_pre_hooks)
             ]
         # Hooks of another thread do not look at our forwards.
         if any(x is None or (x is not self._owner and x.here()) for x in hooks):
             return False
         return len(listeners_here(module)) <= 1 and not editors_here(module)
+
+    @property
+    def _end(self) -> nn.Module:
+        """The module behind which the deepest layer is done; its projection may lie outside."""
+        outside = not f"{self.deepest.projection}.".startswith(f"{self.deepest.path}.")
+        return self.projection(self.deepest) if outside else self.module(self.deepest)
 
     def module(self, layer: AttentionLayer) -> nn.Module:
         return self.model.get_submodule(layer.path)
@@ -285,7 +290,7 @@ class Session(Mapping[int, T], Generic[T]):
         self._n_tokens = 0 if tokens is None else tokens.shape[1]
         self._now, self._index, self._bounds, self._starts = {}, {}, {}, {}
         if self.stop:
-            self.module(self.deepest)._forward_hooks.move_to_end(self._last.id)
+            self._end._forward_hooks.move_to_end(self._last.id)
         self.before_forward(given)
 
     def _around_generate(self, generate: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -32,7 +32,7 @@ from llmprobe.capture.calls import (
     own_forward,
     own_hook,
 )
-from llmprobe.capture.discovery import first_tensor
+from llmprobe.capture.observing import first_tensor
 
 _N_TRIED = 8
 """Tokens of the trial."""

@@ -29,8 +29,9 @@ def test_the_attention_layers_of_every_family(family):
     assert all(layer.window is None for layer in layers if layer.type != "sliding")
     for layer in layers:
         assert (layer.n_heads, layer.head_size, layer.hidden_size) == (4, 8, 32)
-        assert layer.projection.startswith(layer.path)
-        assert layer.output == (layer.projection if family == "bloom" else layer.path)
+        assert layer.projection.startswith(layer.path) == (family != "bert")
+        assert layer.output == (layer.projection if family in ("bloom", "bert") else layer.path)
+        assert layer.causal
         assert layer.interface == (family not in OLD)
         assert not layer.last_only
         if family in MULTI_QUERY:
@@ -75,7 +76,6 @@ def test_encoder_decoders_and_attention_free_models_are_refused():
     ("family", "said"),
     [
         ("jetmoe", "JetMoeAttention.*does not end in an output projection"),
-        ("bert", "BertSelfAttention.*does not end in an output projection"),
         ("diffllama", "DiffLlamaAttention.*more than once"),
     ],
 )

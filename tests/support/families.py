@@ -47,7 +47,6 @@ _MAMBA: dict[str, Any] = {"mamba_d_state": 4, "mamba_d_conv": 2, "mamba_expand":
 
 OUTSIDE: dict[str, dict[str, Any]] = {
     "jetmoe": _MOE | {"kv_channels": 8},
-    "bert": {"is_decoder": True},
     "diffllama": {},
     "minimax": _MOE
     | {
@@ -97,6 +96,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "smollm3": {},
     "ernie4_5": {},
     "biogpt": {},
+    "bert": {"is_decoder": True},  # its output projection lies outside of the attention module
     "xglm": {"d_model": 32, "ffn_dim": 48, "num_layers": 2, "attention_heads": 4},
     "olmo3": _SLIDING,
     "llama4_text": _MOE
