@@ -170,7 +170,8 @@ class AttentionCall:
         """The chosen queries' rows of the mask, or of the causal mask if there is none."""
         n_queries, n_keys = self.query.shape[2], self.key.shape[2]
         if self.mask is not None:
-            return _take(self.mask[..., :n_keys].expand(len(index), -1, -1, -1), index)
+            mask = self.mask[..., :n_keys].expand(len(index), -1, -1, -1)
+            return mask if mask.shape[2] == 1 else _take(mask, index)  # one row for all queries
         if not self._is_causal():
             return None
         # With a KV cache the first query here is not the first token.

@@ -19,7 +19,13 @@ from torch import Tensor, nn
 
 from llmprobe.base.machine import evaluating
 from llmprobe.base.seeds import torch_generator
-from llmprobe.capture.discovery import AttentionLayer, attention_layers, eager_weights, input_device
+from llmprobe.capture.discovery import (
+    AttentionLayer,
+    attention_layers,
+    eager_weights,
+    input_device,
+    without_cache,
+)
 from llmprobe.capture.loading import AnyModel, LoadedModel, as_loaded
 from llmprobe.capture.outputs import capture_attention
 from llmprobe.capture.rows import capture_rows
@@ -61,7 +67,7 @@ class CheckReport:
 def check_capture(
     model: AnyModel, *, tokenizer: Any = None, length: int = 64, seed: int = 0
 ) -> CheckReport:
-    """Check captures of a causal language model on random prompts of `length` tokens.
+    """Check captures of a language model on random prompts of `length` tokens.
 
     `model` is a name (hub id, folder, .gguf file, "builtin"), a module or a `LoadedModel`; a
     `tokenizer` is used instead of the model's own.
@@ -113,11 +119,12 @@ def _checks(loaded: LoadedModel, length: int, seed: int) -> Iterator[Check]:
     yield Check("attention layers", True, None, _describe(layers))
     yield _check_zeros(model)
     tokens = _tokens(model, (3, length), seed)
-    inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "use_cache": False}
+    inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+    inputs |= without_cache(model)
 
-    plain = model(**inputs).logits
+    plain = _returned(model(**inputs))
     with capture_attention(model) as outputs, capture_attention(model, at="heads") as heads:
-        hooked = model(**inputs).logits
+        hooked = _returned(model(**inputs))
     same = float((hooked - plain).abs().max())
     yield Check("hooked logits equal unhooked", same == 0, same, "largest difference of a logit")
 
@@ -153,19 +160,26 @@ def _checks(loaded: LoadedModel, length: int, seed: int) -> Iterator[Check]:
     wanted = {x.layer: outputs[x.layer][:, few] for x in layers}
     yield compare("single queries equal the whole", stopped, wanted, "first, middle, last layer")
 
-    half = {name: x[:, : length // 2] if isinstance(x, Tensor) else x for name, x in inputs.items()}
-    with capture_attention(model, positions=-1) as prefix:
-        model(**half)
-    wanted = {x.layer: outputs[x.layer][:, [length // 2 - 1]] for x in layers}
-    yield compare("prefixes are consistent", prefix, wanted, "one pass serves all lengths")
+    causal = all(layer.causal for layer in layers)
+    if causal:
+        half = {
+            name: x[:, : length // 2] if isinstance(x, Tensor) else x for name, x in inputs.items()
+        }
+        with capture_attention(model, positions=-1) as prefix:
+            model(**half)
+        wanted = {x.layer: outputs[x.layer][:, [length // 2 - 1]] for x in layers}
+        yield compare("prefixes are consistent", prefix, wanted, "one pass serves all lengths")
 
-    for side in ("left", "right"):
+    # Encoders see what follows, and count positions in their own ways: prompts alone are compared.
+    for side in ("left", "right") if causal else ():
         padded, starts = _pad(model, tokens, side)
         with capture_attention(model, positions=-1) as captured:
             model(**padded)
         wanted = {x.layer: _last(outputs[x.layer], starts) for x in layers}
         yield compare(f"padding on the {side} changes nothing", captured, wanted, "worst layer")
 
+    if not causal:
+        yield compare("padding changes nothing", *_padded(model, tokens, layers), "on the right")
     if loaded.tokenizer is not None:
         yield Check("beginning of sequence", True, None, _describe_bos(loaded))
 
@@ -200,7 +214,8 @@ def _rows(
 
             module = model.get_submodule(layer.path)
             stack.enter_context(module.register_forward_hook(hook))
-        model(**inputs)
+        asks = not all(layer.interface for layer in layers)  # some return weights if asked only
+        model(**inputs, **({"output_attentions": True} if asks else {}))
     return {x.layer: rows[x.layer].weights for x in layers}, whole
 
 
@@ -224,6 +239,35 @@ def _pad(model: nn.Module, tokens: Tensor, side: str) -> tuple[dict[str, Any], l
     return inputs, lengths
 
 
+def _padded(
+    model: nn.Module, tokens: Tensor, layers: tuple[AttentionLayer, ...]
+) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
+    """First and last outputs of an encoder's prompts in a padded batch, and of each prompt alone.
+
+    Padded with the model's own padding token: some count positions by it.
+    """
+    length = tokens.shape[1]
+    pad = getattr(model.config, "pad_token_id", None) or 0
+    lengths = [length, length // 2, length // 4]
+    padded, mask = torch.full_like(tokens, pad), torch.zeros_like(tokens)
+    alone: dict[int, list[Tensor]] = {layer.layer: [] for layer in layers}
+    for row, n in enumerate(lengths):
+        padded[row, :n], mask[row, :n] = tokens[row, :n], 1
+        with capture_attention(model, positions=[0, -1]) as captured:
+            model(input_ids=tokens[row : row + 1, :n], **without_cache(model))
+        for number, found in alone.items():
+            found.append(captured[number])
+    with capture_attention(model, positions=[0, -1]) as together:
+        model(input_ids=padded, attention_mask=mask, **without_cache(model))
+    got = {layer.layer: together[layer.layer] for layer in layers}
+    return got, {number: torch.cat(found) for number, found in alone.items()}
+
+
+def _returned(output: Any) -> Tensor:
+    """The logits, or what a model without a head returns first."""
+    return output.logits if hasattr(output, "logits") else output[0]
+
+
 def _last(outputs: Tensor, lengths: list[int]) -> Tensor:
     return torch.stack([outputs[row, n - 1] for row, n in enumerate(lengths)])[:, None]
 
@@ -239,6 +283,9 @@ def _tokens(model: nn.Module, shape: tuple[int, int], seed: int) -> Tensor:
     embedding = model.get_input_embeddings()
     generator = torch_generator(seed, "check")
     tokens = torch.randint(embedding.num_embeddings, shape, generator=generator)
+    pad = getattr(getattr(model, "config", None), "pad_token_id", None)
+    if not all(layer.causal for layer in attention_layers(model)) and pad is not None:
+        tokens[tokens == pad] = (pad + 1) % embedding.num_embeddings  # counts as no token
     return tokens.to(input_device(model))
 
 
@@ -256,4 +303,5 @@ def _describe_bos(loaded: LoadedModel) -> str:
     if loaded.bos_token_id is None:
         return "the tokenizer has none"
     adds = "added" if loaded.adds_bos else "not added"
-    return f"{loaded.tokenizer.bos_token} is {adds} to every prompt"
+    token = loaded.tokenizer.convert_ids_to_tokens(loaded.bos_token_id)
+    return f"{token} is {adds} to every prompt"

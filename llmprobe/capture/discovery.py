@@ -76,7 +76,7 @@ class AttentionLayer:
     """Path of the output projection."""
     output: str
     """Path of the module whose output is the attention's: the module itself, or the projection
-    where the module adds the residual stream before it returns (Bloom), or ends before it (BERT)."""
+    where the module adds the residual stream (Bloom) or ends before the projection (BERT)."""
     interface: bool
     """True if the module looks up its attention function by name, so that single rows can be
     computed."""
@@ -202,7 +202,8 @@ def _discover(model: nn.Module) -> Iterator[AttentionLayer]:
         numbers = list(range(len(numbers)))
     for number, module in zip(numbers, attention, strict=True):
         layer = _describe(module, paths, number, seen[id(module)], decoder)
-        yield replace(layer, causal=False) if both_ways else layer
+        # A window in both directions has another size than it says.
+        yield replace(layer, causal=False, window=None) if both_ways else layer
 
 
 def declared_attention(decoder: nn.Module) -> list[nn.Module]:

@@ -28,7 +28,7 @@ import transformers
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 from transformers import modeling_gguf_pytorch_utils as gguf_loader
 
 from llmprobe.base.files import as_path
@@ -46,14 +46,13 @@ from llmprobe.capture.contents import (
     tensor_types,
 )
 from llmprobe.capture.gguf_files import count_gguf, gguf_values, quick_gguf
+from llmprobe.capture.kinds import empty_model, loader
 from llmprobe.capture.refusals import (
     BUILTIN,
     Place,
-    check_causal,
     check_complete,
     check_local,
     check_size,
-    empty_model,
     explained,
     files_of,
 )
@@ -66,7 +65,7 @@ _SPARE_ROWS = 8
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LoadedModel:
-    """A causal language model in eval mode, without gradients, and what is known about it."""
+    """A language model in eval mode, without gradients, and what is known about it."""
 
     model: Any = field(repr=False)
     tokenizer: Any = field(repr=False)
@@ -146,7 +145,9 @@ def load_model(
     trust_remote_code: bool = False,
     weights: bool = True,
 ) -> LoadedModel:
-    """Load a causal language model from the hub, a folder, a `.gguf` file, or the `builtin` one.
+    """Load a language model from the hub, a folder, a `.gguf` file, or the `builtin` one.
+
+    Causal language models come with their head, encoders (BERT) without heads and pooler.
 
     `name`: a path if it exists, begins with `.`, `/` or `~`, or ends in `.gguf`; a path never uses
     the network. Anything else is a hub id; `id@revision` chooses a branch, tag or commit.
@@ -189,18 +190,20 @@ def load_model(
             check_backend(attn_implementation, "in attn_implementation")
         config = AutoConfig.from_pretrained(place.source, **options)
         check_layers("num_hidden_layers", _n_layers(config), n_tensors)
-        check_causal(config)
+        auto, options_of_kind = loader(config)
+        if device_map is None or not weights:
+            model = empty_model(config, trust_remote_code)
         if device_map is None:
-            check_size(config, number_type, target, trust_remote_code)
+            check_size(model, number_type, target)
         if not weights:
-            model = empty_model(config, trust_remote_code).to(number_type)
+            model = model.to(number_type)
             outline = LoadedModel.of(model, name=place.shown, revision=place.revision)
             return dataclasses.replace(outline, device=target.type)
         tokenizer = _load_tokenizer(place, config, options)
         if place.gguf is not None and hasattr(transformers, "GgufConfig"):
             # Otherwise some weights stay packed, and kernels for them are fetched from the hub.
             options["quantization_config"] = transformers.GgufConfig(dequantize=True)
-        model, report = AutoModelForCausalLM.from_pretrained(
+        model, report = auto.from_pretrained(
             place.source,
             config=config,
             dtype=number_type,
@@ -211,6 +214,7 @@ def load_model(
             ignore_mismatched_sizes=True,
             output_loading_info=True,
             **options,
+            **options_of_kind,
         )
         check_complete(report)
     model.eval().requires_grad_(False)
@@ -266,6 +270,8 @@ def _refuse_options(options: Mapping[str, Any]) -> None:
 
 def _bos_facts(tokenizer: Any, config: Any) -> dict[str, Any]:
     bos = getattr(config if tokenizer is None else tokenizer, "bos_token_id", None)
+    if bos is None:  # an encoder's first token is called otherwise
+        bos = getattr(tokenizer, "cls_token_id", None)
     adds = tokenizer is not None and bos is not None and tokenizer("x")["input_ids"][:1] == [bos]
     return {"bos_token_id": bos, "adds_bos": adds}
 
@@ -365,7 +371,7 @@ def _learned_positions(model: Any, positions: int | None) -> int | None:
     """Found as an embedding outside the layers, not of tokens, with about one row per position."""
     if positions is None:
         return None
-    decoder = model.get_decoder()
+    decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
     lists = [module for module in decoder.modules() if isinstance(module, nn.ModuleList)]
     others = {
         model.get_input_embeddings(),

@@ -16,11 +16,9 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers
-from accelerate import init_empty_weights
 from huggingface_hub import constants, get_token, is_offline_mode, list_repo_files
 from huggingface_hub import errors as hub
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM
 
 from llmprobe.base.machine import free_memory
 from llmprobe.errors import ModelLoadError
@@ -61,13 +59,13 @@ def check_local(place: Place) -> None:
         raise Refusal(problem)
 
 
-def check_size(
-    config: Any, dtype: torch.dtype, device: torch.device, trust_remote_code: bool
-) -> None:
-    """Refuse what cannot fit before loading it: out of memory on a CPU may kill the process."""
-    if getattr(config, "quantization_config", None) is not None:
+def check_size(empty: Any, dtype: torch.dtype, device: torch.device) -> None:
+    """Refuse what cannot fit before loading it: out of memory on a CPU may kill the process.
+
+    `empty` has the model's shapes.
+    """
+    if getattr(empty.config, "quantization_config", None) is not None:
         return  # quantized weights have other sizes
-    empty = empty_model(config, trust_remote_code)
     need = sum(weight.numel() for weight in empty.parameters()) * dtype.itemsize
     need += sum(buffer.numel() * buffer.element_size() for buffer in empty.buffers())
     free = free_memory(device)
@@ -76,12 +74,6 @@ def check_size(
             f"needs {need / 2**30:,.1f} GiB for its weights, and {free / 2**30:,.1f} GiB are free "
             f'on {device}; try dtype="bfloat16" or device_map="auto"'
         )
-
-
-def empty_model(config: Any, trust_remote_code: bool) -> Any:
-    """The model of a config on the meta device: shapes, no numbers."""
-    with init_empty_weights(include_buffers=True):
-        return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
 
 
 def files_of(place: Place) -> list[str]:
@@ -112,31 +104,13 @@ def _file_problem(files: Sequence[str], allow_pickle: bool) -> str | None:
     return "has a config.json but no weights; give a folder with .safetensors files"
 
 
-def check_causal(config: Any) -> None:
-    """Refuse other kinds of models by the config's class, before any weights are fetched."""
-    family = type(config)
-    masked = family in transformers.MODEL_FOR_MASKED_LM_MAPPING
-    foreign = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
-    if getattr(config, "is_encoder_decoder", False):
-        kind = "an encoder-decoder"
-    elif masked and not getattr(config, "is_decoder", False):
-        # transformers would load it as a causal one, with attention in both directions.
-        kind = "an encoder"
-    elif family not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING and not foreign:
-        kind = "of another kind"
-    else:
-        return
-    architecture = (config.architectures or [family.__name__])[0]
-    raise Refusal(f"is {architecture}, {kind}; give a causal language model")
-
-
 def check_complete(report: Mapping[str, Any]) -> None:
     """Refuse missing weights, which transformers would fill with random numbers."""
     wrong = {*report["missing_keys"], *(key[0] for key in report["mismatched_keys"])}
     if wrong:
         raise Refusal(
             f"lacks weights that fit its config.json: {min(wrong)} and {len(wrong) - 1} more; "
-            "use a complete causal language model"
+            "use a complete model"
         )
 
 

@@ -14,6 +14,7 @@ learned sink is not among them. Modules that compute attention on their own show
 there the logits are their logarithms, and keys with a weight of zero count as not seen.
 """
 
+import inspect
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
@@ -25,12 +26,14 @@ import torch
 from torch import Tensor, nn
 
 from llmprobe.base.machine import free_memory
-from llmprobe.capture.calls import AttentionCall, listening
+from llmprobe.capture.calls import AttentionCall, listening, own_forward
 from llmprobe.capture.discovery import AttentionLayer, LayerChoice, eager_weights
 from llmprobe.capture.loading import AnyModel
 from llmprobe.capture.session import Positions, Session, tokens_of
 from llmprobe.capture.value_sums import ValueSums
 from llmprobe.errors import CaptureError, OutOfMemoryError
+
+_ASK = "output_attentions"
 
 
 @dataclass(frozen=True)
@@ -214,6 +217,8 @@ class RowCapture(Session[Rows]):
             stack.enter_context(eager_weights(self.model, self._whole))
         stack.enter_context(listening(modules, listen))
         for layer in self._whole:
+            ask = partial(self.module(layer).register_forward_pre_hook, self._ask, with_kwargs=True)
+            self.own(stack, ask)
             hook = self._weights_hook(layer)
             self.own(stack, partial(self.module(layer).register_forward_hook, hook))
 
@@ -236,6 +241,13 @@ class RowCapture(Session[Rows]):
                 f"{need / 2**20:,.2f} MiB for {what} of {length} tokens, "
                 f"{free / 2**20:,.2f} MiB are free; use {remedy}"
             )
+
+    def _ask(self, module: nn.Module, args: Any, kwargs: Any = None) -> Any:
+        """Some modules return their weights only if they are asked to (MPNet)."""
+        parameters = list(inspect.signature(own_forward(module)).parameters)
+        if kwargs is None or not self.here() or _ASK not in parameters[len(args) + 1 :]:
+            return None
+        return args, kwargs | {_ASK: True}
 
     def _weights_hook(self, layer: AttentionLayer) -> Callable[[nn.Module, Any, Any], None]:
         def hook(module: nn.Module, args: Any, output: Any) -> None:

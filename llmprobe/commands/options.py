@@ -222,6 +222,16 @@ NQueries = Annotated[
     int | None,
     typer.Option(metavar="N", help="Tokens that --query fixed draws. Default: 16.", **_PROMPTS),
 ]
+Position = Annotated[
+    str,
+    typer.Option(
+        metavar="[first|last|mean|N]",
+        help="Where an encoder is measured: first (its default), last or Nth token, or the mean "
+        "over all. Causal models: the last token.",
+        autocompletion=lambda: ["first", "last", "mean"],
+        **_PROMPTS,
+    ),
+]
 Bos = Annotated[
     str,
     typer.Option(
@@ -244,6 +254,7 @@ PROMPTS: Group = {
     "n_prompts": (NPrompts, 64),
     "query": (Query, "free"),
     "n_queries": (NQueries, None),
+    "position": (Position, "auto"),
     "bos": (Bos, "auto"),
     "seed": (Seed, 0),
 }

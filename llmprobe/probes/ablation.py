@@ -141,6 +141,8 @@ class HeadClass:
 class AblationRequest(LossRequest):
     """The arguments of `probe_ablation` that decide its numbers."""
 
+    predicts = "the loss without heads"
+
     layers: LayerChoice = "all"
     n_prompts: int = 16
     heads: str | Mapping[str, str | Heads] = "labels"

@@ -33,6 +33,7 @@ from llmprobe.errors import CaptureError
 from llmprobe.probes import terms
 from llmprobe.probes.probe import LoadOptions, Probe, start
 from llmprobe.probes.prompts import PromptSource
+from llmprobe.probes.query_positions import places
 from llmprobe.probes.request import DEFAULT_LENGTHS, Prepared, Request, prepare
 from llmprobe.probes.summaries import NOTHING_FINITE, by_series, few_prompts, left_out, rounded
 from llmprobe.probes.tallies import N_GROUPS, Evidence, Tally, kept_at_all
@@ -63,6 +64,7 @@ def probe_attention(
     n_prompts: int = 64,
     query: str = "free",
     n_queries: int | None = None,
+    position: str | int = "auto",
     bos: str = "auto",
     seed: int = 0,
     batch_tokens: int | None = None,
@@ -87,6 +89,7 @@ def probe_attention(
         n_prompts=n_prompts,
         query=query,
         n_queries=n_queries,
+        position=position,
         bos=bos,
         seed=seed,
         batch_tokens=batch_tokens,
@@ -156,6 +159,11 @@ class AttentionProbe(Probe):
 
     def __init__(self, loaded: LoadedModel, asked: Request) -> None:
         self.ready = prepare(loaded, asked, branches=self.branches)
+        if self.ready.position == "mean":
+            raise ValueError(
+                "position: got 'mean', accepted: first, last or a number (the rows of all tokens "
+                "would be the whole matrix)"
+            )
 
     def observe(self, positions: list[int]) -> Any:
         return _observe(self.ready, positions)
@@ -248,7 +256,7 @@ class _Seen:
 
 @contextmanager
 def _observe(ready: Prepared, positions: list[int]) -> Iterator[Mapping[int, _Seen]]:
-    numbers = ready.numbers
+    numbers, where = ready.numbers, places(ready.position, positions)
     by_module = {
         id(ready.model.get_submodule(layer.path)): layer.layer
         for layer in ready.layers
@@ -262,7 +270,8 @@ def _observe(ready: Prepared, positions: list[int]) -> Iterator[Mapping[int, _Se
     def listen(call: AttentionCall) -> None:
         device, n_keys = call.value.device, call.value.shape[2]
         if device not in index:
-            # Of a branch the forward has the last token alone, but the cache has all values.
+            # Of a branch the forward has the last token alone, but the cache has all values. An
+            # encoder sees all values at every position.
             last = [p if p >= 0 else n_keys + p for p in positions]
             index[device] = upload(torch.tensor(last), device)
         values[by_module[id(call.module)]] = _value_moments(call.value, index[device])
@@ -270,11 +279,11 @@ def _observe(ready: Prepared, positions: list[int]) -> Iterator[Mapping[int, _Se
     seen: dict[int, _Seen] = {}
     with ExitStack() as stack:
         heads = stack.enter_context(
-            capture_attention(ready.model, numbers, positions=positions, at="heads", stop=True)
+            capture_attention(ready.model, numbers, positions=where, at="heads", stop=True)
         )
         stack.enter_context(listening(modules, listen))
         rows = stack.enter_context(
-            capture_rows(ready.model, numbers, positions=positions, k=_N_TOP, values=True)
+            capture_rows(ready.model, numbers, positions=where, k=_N_TOP, values=True)
         )
         yield seen
     for number in numbers:

@@ -14,7 +14,7 @@ from llmprobe.probes.request import Request
 from llmprobe.runs.checkpoints import check_same, read_facts
 from llmprobe.runs.folder import EVIDENCE, probe_under_way
 
-_LATER = ("layers", "bos", "n_prompts")
+_LATER = ("layers", "bos", "n_prompts", "position")
 """What only the model can tell, or what may differ."""
 
 

@@ -124,6 +124,8 @@ def n_between(lengths: Sequence[int]) -> NDArray[np.int64]:
 class LossRequest(Request):
     """The arguments of `probe_loss` that decide its numbers."""
 
+    predicts = "the loss"
+
     layers: LayerChoice = None
     prompts: PromptSource = "text"
     n_prompts: int = 32

@@ -9,6 +9,7 @@ from typing import Unpack
 
 from llmprobe.base.machine import resolve_device
 from llmprobe.capture.discovery import choose_layers
+from llmprobe.capture.kinds import is_encoder
 from llmprobe.capture.outlines import load_outline, outline_layers
 from llmprobe.probes.before import check_asked
 from llmprobe.probes.probe import LoadOptions, Probe, start
@@ -44,8 +45,9 @@ def plan_probe(
     if every is None or asked.kind == OWN:
         return start(kind, model, asked, **load).plan
     check_positions(outline, lengths)
-    # Prompts with answers are no beginnings of longer ones.
+    # Prompts with answers are no beginnings of longer ones; an encoder's outputs see what follows.
     beginnings = not Prompts.kinds[asked.kind].has_answers()
+    beginnings = beginnings and not is_encoder(outline.model.config)
     branches = asked.query != "free" and kind.branches
     one_pass = (beginnings and (asked.query == "free" or branches)) or len(lengths) == 1
     plan = plan_sweep(

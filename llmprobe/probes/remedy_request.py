@@ -40,6 +40,8 @@ MEASURES = ("loss", "dictionary", "repeat", "slopes")
 class RemedyRequest(LossRequest):
     """The arguments of `probe_remedies` that decide its numbers."""
 
+    predicts = "a remedy"
+
     layers: LayerChoice = "all"
     n_prompts: int = 16
     remedies: str | Sequence[str] | None = None

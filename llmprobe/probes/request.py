@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from torch import nn
 
@@ -29,6 +29,7 @@ from llmprobe.probes.agreement import chunks_agree, prefixes_agree
 from llmprobe.probes.own_prompts import OwnPrompts, hash_rows, rows_of
 from llmprobe.probes.prompts import OWN, Prompts, PromptSource, check_kind, kind_of, make_prompts
 from llmprobe.probes.queries import N_QUERIES, check_query, token_text
+from llmprobe.probes.query_positions import check_causal, check_position, resolve_position
 from llmprobe.probes.sweeps import SweepPlan, plan_sweep
 from llmprobe.probes.tallies import Part
 from llmprobe.probes.texts import check_name, read_dataset, read_text, without_marks
@@ -46,6 +47,9 @@ _MOST_PROMPTS, _MOST_TOKENS = 1_000_000, 2**31
 class Request:
     """The arguments that decide the numbers of a probe, as `probe_variance` explains them."""
 
+    predicts: ClassVar[str | None] = None
+    """What needs a model that predicts the next token, for the message that refuses an encoder."""
+
     lengths: str | int | Sequence[int] = DEFAULT_LENGTHS
     layers: LayerChoice = 0
     prompts: PromptSource = "random"
@@ -56,6 +60,7 @@ class Request:
     n_prompts: int = 64
     query: str = "free"
     n_queries: int | None = None
+    position: str | int = "auto"
     bos: str = "auto"
     seed: int = 0
     batch_tokens: int | None = None
@@ -83,6 +88,7 @@ class Request:
         check_seed(self.seed)
         check_count("n_prompts", self.n_prompts, least=2, most=_MOST_PROMPTS)
         check_query(self.query, self.n_queries, n_prompts=self.n_prompts)
+        check_position(self.position)
         check_count("batch_tokens", self.batch_tokens)
         return wanted
 
@@ -98,6 +104,8 @@ class Request:
     def shown(self) -> dict[str, Any]:
         """The arguments by name, with the kind of the prompts instead of their content."""
         given = {field.name: getattr(self, field.name) for field in fields(self)}
+        if self.position in ("auto", "last"):  # what was done is recorded with the model
+            del given["position"]
         if self.kind != OWN:  # then they are no arguments
             del given["field"], given["chat_template"]
         return given | {"prompts": self.kind}
@@ -134,6 +142,8 @@ class Prepared:
     plan: SweepPlan
     warnings: tuple[str, ...]
     provenance: Provenance
+    position: str
+    """Where attention is measured: last, first, mean, or a number."""
     text_hash: str | None
     """Of the text that prompts are made of, or of all own prompts; a file's name would not tell."""
 
@@ -180,6 +190,10 @@ def _prepare(loaded: LoadedModel, asked: Request, chunk: int | None, branches: b
     wanted = parse_lengths(asked.lengths)
     check_positions(loaded, wanted)
     chosen = choose_layers(attention_layers(loaded.model), asked.layers)
+    if asked.predicts is not None:
+        check_causal(chosen, loaded.name, asked.predicts)
+    position = resolve_position(asked.position, chosen, wanted, loaded.name)
+    causal = all(layer.causal for layer in chosen)
     given, rows = _read(asked), _rows(asked)
     text, n_marks = (None, 0) if given is None else without_marks(given)
     n_prompts = min(asked.n_prompts, len(rows)) if rows else asked.n_prompts
@@ -207,8 +221,10 @@ def _prepare(loaded: LoadedModel, asked: Request, chunk: int | None, branches: b
     _check_different(prompt_set)
     share_beginnings = prompt_set.prefix_consistent or (branches and prompt_set.n_tail > 0)
     agree = len(wanted) == 1 or (
-        share_beginnings and prefixes_agree(loaded.model, prompt_set, wanted, chosen)
+        causal and share_beginnings and prefixes_agree(loaded.model, prompt_set, wanted, chosen)
     )
+    if chunk is not None and not causal:
+        raise ValueError(f"chunk: {loaded.name} is an encoder, which sees all tokens at once")
     if chunk is not None and not chunks_agree(loaded.model, prompt_set, chosen):
         raise ValueError(f"chunk: {loaded.name} gives other numbers in chunks; leave chunk out")
     plan = plan_sweep(
@@ -241,8 +257,10 @@ def _prepare(loaded: LoadedModel, asked: Request, chunk: int | None, branches: b
             arguments=asked.record(wanted, chosen)
             | _record_queries(asked.query, prompt_set, loaded)
             | {"n_prompts": n_prompts}
+            | ({} if position == "last" else {"position": position})
             | _bos_record(prompt_set, loaded),
         ),
+        position=position,
         text_hash=_hash(text, rows),
     )
 
@@ -354,7 +372,7 @@ def _warnings(
             f"lengths above {loaded.context_length} are beyond the context that "
             f"{loaded.name} was trained for"
         )
-    if prompts.prefix_consistent and not agree:
+    if prompts.prefix_consistent and not agree and all(layer.causal for layer in layers):
         notes.append(
             "short prompts of this model differ from the beginnings of long ones: one pass per "
             "length"

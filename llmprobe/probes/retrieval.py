@@ -94,6 +94,8 @@ def probe_retrieval(
 class RetrievalRequest(Request):
     """The arguments of `probe_retrieval` that decide its numbers."""
 
+    predicts = "an answer"
+
     lengths: str | int | Sequence[int] = RETRIEVAL_LENGTHS
     layers: LayerChoice = None
     prompts: PromptSource = "dictionary"

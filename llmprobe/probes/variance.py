@@ -35,6 +35,7 @@ from llmprobe.probes.forwards import find_types
 from llmprobe.probes.nulls import NULLS, null_model
 from llmprobe.probes.probe import LoadOptions, Probe, start
 from llmprobe.probes.prompts import PromptSource
+from llmprobe.probes.query_positions import capture_mean, places
 from llmprobe.probes.request import DEFAULT_LENGTHS, Request, check_count, prepare
 from llmprobe.probes.summaries import (
     NOTHING_FINITE,
@@ -69,6 +70,7 @@ def probe_variance(
     n_prompts: int = 64,
     query: str = "free",
     n_queries: int | None = None,
+    position: str | int = "auto",
     bos: str = "auto",
     component: int = 0,
     reference: int | None = None,
@@ -94,7 +96,9 @@ def probe_variance(
     length is left out of it; the first `n_prompts` are used. `query="fixed"` draws
     `n_queries` tokens (16) and ends prompt i in number i mod n_queries, so that variance within
     queries, which Proposition 1 is about, is separated from variance between them; any other text
-    names one token for all, as does id:NUMBER. `component` is the feature of Figure 1, `reference`
+    names one token for all, as does id:NUMBER. `position`: where an encoder's attention is
+    measured, "first" (its default), "last", a number or "mean" over all tokens; causal models are
+    measured at the last token. `component` is the feature of Figure 1, `reference`
     the length that drifts are measured from, the shortest if None. `null` runs a model of which
     nothing is learned on the same prompts, for comparison: "untrained" (fresh random weights) or
     "shuffled" (each tensor's entries in a random order).
@@ -114,6 +118,7 @@ def probe_variance(
         n_prompts=n_prompts,
         query=query,
         n_queries=n_queries,
+        position=position,
         bos=bos,
         component=component,
         reference=reference,
@@ -208,10 +213,12 @@ class VarianceProbe(Probe):
     def observe(self, positions: list[int]) -> Any:
         return self._capture(self.ready.model, positions)
 
-    def _capture(self, model: nn.Module, positions: list[int]) -> Any:
-        return capture_attention(
-            model, self.ready.numbers, positions=positions, at=self.at, stop=True
-        )
+    def _capture(self, model: nn.Module, ends: list[int]) -> Any:
+        numbers, position = self.ready.numbers, self.ready.position
+        if position == "mean":
+            return capture_mean(model, numbers, self.at)
+        where = places(position, ends)
+        return capture_attention(model, numbers, positions=where, at=self.at, stop=True)
 
     def take(
         self, tally: VarianceTally, prompts: list[int], parts: Sequence[Mapping[int, Tensor]]
@@ -221,7 +228,8 @@ class VarianceProbe(Probe):
             tally.update(number, x, prompts, n_groups=self.n_groups)
 
     def may_chunk(self) -> bool:
-        return chunks_agree(self.ready.model, self.ready.prompts, self.ready.layers)
+        causal = all(layer.causal for layer in self.ready.layers)
+        return causal and chunks_agree(self.ready.model, self.ready.prompts, self.ready.layers)
 
     def types(self) -> TokenTypes | None:
         ready = self.ready
@@ -255,7 +263,8 @@ class VarianceProbe(Probe):
         A separate sweep, as that takes the whole model, and with it more memory.
         """
         ready, length = self.ready, piece.lengths[-1]
-        if ready.prompts.answers([0], length) is None:
+        causal = all(layer.causal for layer in ready.layers)
+        if not causal or ready.prompts.answers([0], length) is None:
             return
 
         def take(
@@ -438,6 +447,7 @@ def _uniform_variance(
     independent, which those of a text are not quite. NaN where the tokens are not known.
     """
     n = np.asarray(lengths, np.float64)
+    # An encoder's window is of another size at every position.
     if layer.type == "linear" or (layer.type == "sliding" and layer.window is None):
         return np.full(len(n), np.nan)
     seen = n if layer.window is None else np.minimum(n, layer.window)

@@ -5,8 +5,8 @@ from families import FAMILIES, tiny
 
 from llmprobe import load_model
 from llmprobe.capture.discovery import attention_layers
+from llmprobe.capture.kinds import empty_model
 from llmprobe.capture.outlines import load_outline, outline_layers
-from llmprobe.capture.refusals import empty_model
 
 UNDECLARED = {"bloom", "falcon", "mpt", "gptj", "codegen", "gpt_neo", "llama4_text"}
 """Their classes name no attention: only a run tells which modules it is."""

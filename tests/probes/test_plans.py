@@ -3,10 +3,10 @@
 import dataclasses
 
 import pytest
+import transformers
 from families import tiny
 
 from llmprobe import errors
-from llmprobe.capture import loading
 from llmprobe.probes.attention import AttentionProbe
 from llmprobe.probes.plans import plan_probe
 from llmprobe.probes.probe import start
@@ -33,7 +33,7 @@ def test_no_weights_are_read(monkeypatch):
     def refuse(*_, **__):
         raise AssertionError("weights")
 
-    monkeypatch.setattr(loading.AutoModelForCausalLM, "from_pretrained", refuse)
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", refuse)
     assert plan_probe(VarianceProbe, "builtin", VarianceRequest()).n_tokens == 65536
 
 

@@ -81,7 +81,7 @@ OF_A_MODEL: dict[str, tuple[Callable[[Path], object], str]] = {
     "a deep config": (put("model/config.json", "[" * 100_000), "check its files"),
     "no type": (put("model/config.json", "{}"), "model_type"),
     "an unknown type": (change("model/config.json", model_type="nope"), "nope"),
-    "an encoder": (change("model/config.json", model_type="bert"), "give a causal language model"),
+    "an encoder": (change("model/config.json", model_type="bert"), "lacks weights that fit"),
     "width 0": (change("model/config.json", hidden_size=0), "lacks weights that fit"),
     "width in words": (change("model/config.json", hidden_size="wide"), "expected int"),
     "another width": (change("model/config.json", hidden_size=96), "lacks weights that fit"),
