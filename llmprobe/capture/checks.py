@@ -98,7 +98,7 @@ def _check_zeros(model: nn.Module) -> Check:
         # An adapter starts with one zero matrix, so that it changes nothing yet.
         if weight.dim() > 1 and weight.numel() and not weight.is_meta and "lora_" not in name
     }
-    zeros = [name for name, weight in matrices.items() if not weight.any()]
+    zeros = [name for name, weight in matrices.items() if not _plain(weight).any()]
     some = f"all zero: {zeros[0]}, {len(zeros)} of {len(matrices)}; get them" if zeros else ""
     return Check("no matrix of weights is all zero", not zeros, None, some and f"{some} again")
 
@@ -305,3 +305,8 @@ def _describe_bos(loaded: LoadedModel) -> str:
     adds = "added" if loaded.adds_bos else "not added"
     token = loaded.tokenizer.convert_ids_to_tokens(loaded.bos_token_id)
     return f"{token} is {adds} to every prompt"
+
+
+def _plain(weight: Tensor) -> Tensor:
+    """Quantized weights have few operations of their own."""
+    return weight if type(weight) in (Tensor, nn.Parameter) else weight.dequantize()

@@ -47,6 +47,8 @@ from llmprobe.capture.contents import (
 )
 from llmprobe.capture.gguf_files import count_gguf, gguf_values, quick_gguf
 from llmprobe.capture.kinds import empty_model, loader
+from llmprobe.capture.quantizing import check_quantize
+from llmprobe.capture.quantizing import quantize as quantize_model
 from llmprobe.capture.refusals import (
     BUILTIN,
     Place,
@@ -90,6 +92,9 @@ class LoadedModel:
     """From the tokenizer; without a tokenizer, from the config; as a GGUF file declares it."""
     adds_bos: bool
     """Whether every text begins with the BOS token, by the tokenizer or by a GGUF file."""
+
+    quantized: str | None = None
+    """int8 or int4 if the weights were quantized while loading."""
 
     @classmethod
     def of(
@@ -141,6 +146,7 @@ def load_model(
     device: str | torch.device = "auto",
     device_map: str | Mapping[str, Any] | None = None,
     attn_implementation: str | None = None,
+    quantize: str | None = None,
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
     weights: bool = True,
@@ -157,6 +163,7 @@ def load_model(
     `device_map`: accelerate's plan for several devices, used instead of `device`.
     `attn_implementation`: the attention backend ("sdpa", "eager", ...); None for the model's
     default.
+    `quantize`: "int8" or "int4" weights in the layers, through torchao; activations stay float.
     `allow_pickle`: read `.bin` weights, which can run code.
     `trust_remote_code`: run code that comes with the model.
     `weights`: False reads the config only. The model is on the meta device, with shapes and without
@@ -185,6 +192,7 @@ def load_model(
         if place.gguf is not None:
             # Absolute: transformers would prefer a file of the same name in the working folder.
             options["gguf_file"] = str(place.gguf.absolute())
+        check_quantize(quantize)
         n_tensors = _check_contents(place, folder, trust_remote_code)
         if not trust_remote_code:
             check_backend(attn_implementation, "in attn_implementation")
@@ -217,8 +225,11 @@ def load_model(
             **options_of_kind,
         )
         check_complete(report)
+        if quantize is not None:
+            quantize_model(model, quantize)
     model.eval().requires_grad_(False)
     loaded = LoadedModel.of(model, tokenizer=tokenizer, name=place.shown, revision=place.revision)
+    loaded = dataclasses.replace(loaded, quantized=quantize)
     return loaded if place.gguf is None else _with_declared_bos(loaded, place.gguf)
 
 

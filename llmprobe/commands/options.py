@@ -136,6 +136,22 @@ Dtype = Annotated[
     str,
     typer.Option(metavar="NAME", help="auto, float32, bfloat16, float16 or float64.", **_MODEL),
 ]
+AttnImplementation = Annotated[
+    str | None,
+    typer.Option(
+        **choice(
+            *("sdpa", "eager", "flash_attention_2", "flex_attention"),
+            text="The attention function. Default: the model's own choice.",
+        ),
+        **_MODEL,
+    ),
+]
+Quantize = Annotated[
+    str | None,
+    typer.Option(
+        **choice("int8", "int4", text="Round the weights of the layers (needs torchao)."), **_MODEL
+    ),
+]
 AllowPickle = Annotated[
     bool,
     typer.Option("--allow-pickle", **FLAG, help="Load .bin weights. They can run code.", **_MODEL),
@@ -151,6 +167,8 @@ LOADING: Group = {
     "device": (Device, "auto"),
     "device_map": (DeviceMap, None),
     "dtype": (Dtype, "auto"),
+    "attn_implementation": (AttnImplementation, None),
+    "quantize": (Quantize, None),
     "allow_pickle": (AllowPickle, False),
     "trust_remote_code": (TrustRemoteCode, False),
 }

@@ -62,6 +62,7 @@ class LoadOptions(TypedDict, total=False):
     device: str | torch.device
     device_map: str | Mapping[str, Any] | None
     attn_implementation: str | None
+    quantize: str | None
     allow_pickle: bool
     trust_remote_code: bool
 

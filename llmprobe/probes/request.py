@@ -258,6 +258,7 @@ def _prepare(loaded: LoadedModel, asked: Request, chunk: int | None, branches: b
             | _record_queries(asked.query, prompt_set, loaded)
             | {"n_prompts": n_prompts}
             | ({} if position == "last" else {"position": position})
+            | ({} if loaded.quantized is None else {"quantize": loaded.quantized})
             | _bos_record(prompt_set, loaded),
         ),
         position=position,
@@ -371,6 +372,11 @@ def _warnings(
         notes.append(
             f"lengths above {loaded.context_length} are beyond the context that "
             f"{loaded.name} was trained for"
+        )
+    if loaded.quantized is not None:
+        notes.append(
+            f"weights were rounded to {loaded.quantized}: these are numbers of the rounded model; "
+            "compare small slopes with those of the float model"
         )
     if prompts.prefix_consistent and not agree and all(layer.causal for layer in layers):
         notes.append(
