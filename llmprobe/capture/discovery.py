@@ -196,6 +196,8 @@ def _discover(model: nn.Module) -> Iterator[AttentionLayer]:
         seen = observe(model, attention, filter(can_listen, attention), partial(_run, model))
     except UnsupportedModelError:  # sparse attention: its calls cannot be observed
         seen = observe(model, attention, (), partial(_run, model))
+    # Layers that look at images do not run without one.
+    attention = [module for module in attention if seen[id(module)].hidden_size] or attention
     both_ways = _see_both_ways(model, seen[id(attention[0])])
     numbers = [layer_number(paths[id(module)], module) for module in attention]
     if len(set(numbers)) < len(numbers):

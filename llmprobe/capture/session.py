@@ -78,6 +78,7 @@ class Session(Mapping[int, T], Generic[T]):
         self._stack = ExitStack()
         self._owner: Owner | None = None
         self._generating = False
+        self._outer: dict[str, Any] = {}
         # State of the current forward:
         self._now: dict[int, T | None] = {}
         self._mask: Tensor | None = None
@@ -109,6 +110,9 @@ class Session(Mapping[int, T], Generic[T]):
             decoder = decoder_of(self.model)
             before = partial(decoder.register_forward_pre_hook, self._before, with_kwargs=True)
             self.own(stack, before)
+            if decoder is not self.model:
+                outer = partial(self.model.register_forward_pre_hook, self._outside)
+                self.own(stack, partial(outer, with_kwargs=True))
             self.attach(stack)
             if self.stop:
                 last = partial(self._end.register_forward_hook, self._last_hook)
@@ -272,12 +276,20 @@ class Session(Mapping[int, T], Generic[T]):
     def __len__(self) -> int:
         return len(self._kept)
 
+    def _outside(self, model: nn.Module, args: Any, kwargs: Any = None) -> None:
+        """Keep what the whole model is given: some hand masks of other shapes to their decoder."""
+        if self.here() and kwargs is not None:
+            self._outer = inspect.signature(model.forward).bind_partial(*args, **kwargs).arguments
+
     # A hook may be called without kwargs while another thread attaches or removes it.
     def _before(self, decoder: nn.Module, args: Any, kwargs: Any = None) -> None:
         if not self.here():
             return
         given = inspect.signature(decoder.forward).bind_partial(*args, **kwargs).arguments
         mask = given.get("attention_mask", given.get("kwargs", {}).get("attention_mask"))
+        if isinstance(mask, Mapping) and self._outer:  # by type of layer
+            mask = self._outer.get("attention_mask")
+        self._outer = {}
         if self.positions is not None and mask is not None and not _is_flat(mask):
             raise CaptureError(
                 f"positions: the padding is unknown, as the attention mask has shape "

@@ -3,11 +3,19 @@
 import pytest
 import torch
 from devices import DEVICE
+from encoders import ENCODERS, encoder
 from families import batch, tiny
 from transformers import AttentionInterface
 
-from llmprobe import UnsupportedModelError, attention_layers
+from llmprobe import (
+    UnsupportedModelError,
+    attention_layers,
+    capture_attention,
+    capture_rows,
+    edit_attention,
+)
 from llmprobe.capture.calls import AttentionCall, listening, own_eager, uses_interface
+from llmprobe.capture.edits import scale_logits
 
 
 def attention_of(model):
@@ -118,3 +126,32 @@ def test_modules_that_compute_attention_themselves_are_told_apart():
     assert not uses_interface(bloom)
     with pytest.raises(UnsupportedModelError, match="BloomAttention"):
         own_eager(bloom)
+
+
+def _under(name, family):
+    """What is captured and edited of a model with this attention function."""
+    model = (encoder if family in ENCODERS else tiny)(family, name)
+    tokens = torch.arange(5, 29)[None]
+    with capture_attention(model, positions=[0, -1]) as outputs:
+        model(tokens)
+    with capture_rows(model, positions=[0, -1], weights=True) as rows:
+        model(tokens)
+    colder = edit_attention(model, queries=scale_logits(2.0))
+    with colder, capture_attention(model, positions=-1) as edited:
+        model(tokens)
+    assert model.config._attn_implementation == name
+    return outputs[1], rows[1].weights, edited[1]
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "electra", "modernbert"])
+def test_rows_and_edits_are_the_same_under_each_attention_function(family):
+    for got, expected in zip(_under("sdpa", family), _under("eager", family), strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow  # flex attention is compiled: a minute on a CPU
+def test_rows_and_edits_under_flex_attention():
+    for got, expected in zip(
+        _under("flex_attention", "llama"), _under("eager", "llama"), strict=True
+    ):
+        torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-4)
