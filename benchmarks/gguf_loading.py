@@ -1,4 +1,4 @@
-"""Case k: loading a GGUF file, over what transformers takes for config, tokenizer and weights.
+"""Case m: loading a GGUF file, over what transformers takes for config, tokenizer and weights.
 
 Weights must be equal to the bit. Memory is the peak of a process of its own.
 """

@@ -19,6 +19,7 @@ import claims  # noqa: F401  # registers its tables
 import findings  # noqa: F401
 import front  # noqa: F401
 import norm_runs  # noqa: F401
+import other_models  # noqa: F401
 from cells import TABLES
 
 ROOT = Path(__file__).parents[2]

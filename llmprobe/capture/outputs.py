@@ -24,8 +24,9 @@ from llmprobe.capture.calls import can_listen, listening
 from llmprobe.capture.discovery import AttentionLayer, LayerChoice
 from llmprobe.capture.loading import AnyModel
 from llmprobe.capture.observing import first_tensor
-from llmprobe.capture.session import Positions, Session, wrap_method
+from llmprobe.capture.session import Positions, Session
 from llmprobe.capture.single_positions import FewPositions
+from llmprobe.capture.wrapping import wrap_method
 from llmprobe.errors import CaptureError
 
 AT = ("output", "heads")

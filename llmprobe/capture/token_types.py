@@ -30,8 +30,8 @@ from llmprobe.base.transfers import upload
 from llmprobe.capture.calls import Owner
 from llmprobe.capture.discovery import AttentionLayer
 from llmprobe.capture.outputs import AttentionCapture, capture_attention
-from llmprobe.capture.session import wrap_method
 from llmprobe.capture.single_positions import queries_of
+from llmprobe.capture.wrapping import wrap_method
 
 _BLOCK = (16, 64)
 """Prompts and tokens of a forward that computes rows."""

@@ -270,8 +270,8 @@ def _observe(ready: Prepared, positions: list[int]) -> Iterator[Mapping[int, _Se
     def listen(call: AttentionCall) -> None:
         device, n_keys = call.value.device, call.value.shape[2]
         if device not in index:
-            # Of a branch the forward has the last token alone, but the cache has all values;
-            # an encoder sees all of them.
+            # Of a branch the forward has the last token alone, but the cache has all values. An
+            # encoder sees all values at every position.
             last = [p if p >= 0 else n_keys + p for p in positions]
             index[device] = upload(torch.tensor(last), device)
         values[by_module[id(call.module)]] = _value_moments(call.value, index[device])

@@ -45,7 +45,7 @@ def plan_probe(
     if every is None or asked.kind == OWN:
         return start(kind, model, asked, **load).plan
     check_positions(outline, lengths)
-    # Prompts with answers are no beginnings of longer ones.
+    # Prompts with answers are no beginnings of longer ones; an encoder's outputs see what follows.
     beginnings = not Prompts.kinds[asked.kind].has_answers()
     beginnings = beginnings and not is_encoder(outline.model.config)
     branches = asked.query != "free" and kind.branches

@@ -117,3 +117,21 @@ def each_side(
         )
     if told:
         yield minus(f"slope {', '.join(told)}")
+
+
+def uniform_variance(
+    layer: AttentionLayer, lengths: Sequence[int], *, bos: bool, fixed_query: bool
+) -> NDArray[np.float64]:
+    """What uniform attention over the same prompts would have, up to a factor.
+
+    A head that weighs its n visible tokens alike has an output of variance σ² Σa² = σ² m/n², where
+    m of them vary over prompts: BOS does not, nor does a fixed query. This takes tokens as
+    independent, which those of a text are not quite. NaN where the tokens are not known.
+    """
+    n = np.asarray(lengths, np.float64)
+    # An encoder's window is of another size at every position.
+    if layer.type == "linear" or (layer.type == "sliding" and layer.window is None):
+        return np.full(len(n), np.nan)
+    seen = n if layer.window is None else np.minimum(n, layer.window)
+    varying = seen - fixed_query - (bos & (seen == n))
+    return np.where(varying > 0, varying / seen**2, np.nan)

@@ -45,6 +45,7 @@ from llmprobe.probes.summaries import (
     group_moments,
     left_out,
     rounded,
+    uniform_variance,
 )
 from llmprobe.probes.sweeps import Piece, Sweep
 from llmprobe.probes.tallies import N_GROUPS, Evidence, Tally, kept_at_all
@@ -233,7 +234,7 @@ class VarianceProbe(Probe):
 
     def types(self) -> TokenTypes | None:
         ready = self.ready
-        if len(ready.layers) > 1:
+        if len(ready.layers) > 1 or not ready.layers[0].causal:
             return None
         return find_types(ready.model, ready.layers[0], ready.prompts, n_tokens=ready.plan.n_tokens)
 
@@ -312,7 +313,7 @@ class VarianceProbe(Probe):
             vector = [tally.moments[layer.layer, "vectors"].summary() for tally in tallies]
             across = by_series(vector, "mean", heads)  # (series, lengths, mean and variance)
             row = _columns(mean, std, across, component, lengths.index(reference))
-            uniform = _uniform_variance(
+            uniform = uniform_variance(
                 layer,
                 lengths,
                 bos=arguments.get("bos_token") is not None,
@@ -435,21 +436,3 @@ def _chances(tallies: Sequence[VarianceTally]) -> tuple[float, ...]:
     """The accuracy of a random value at each length; empty if it is not known of all prompts."""
     found = tuple(t.n_by_chance / t.n_asked for t in tallies if t.n_asked)
     return found if np.isfinite(found).all() else ()
-
-
-def _uniform_variance(
-    layer: AttentionLayer, lengths: Sequence[int], *, bos: bool, fixed_query: bool
-) -> NDArray[np.float64]:
-    """What uniform attention over the same prompts would have, up to a factor.
-
-    A head that weighs its n visible tokens alike has an output of variance σ² Σa² = σ² m/n², where
-    m of them vary over prompts: BOS does not, nor does a fixed query. This takes tokens as
-    independent, which those of a text are not quite. NaN where the tokens are not known.
-    """
-    n = np.asarray(lengths, np.float64)
-    # An encoder's window is of another size at every position.
-    if layer.type == "linear" or (layer.type == "sliding" and layer.window is None):
-        return np.full(len(n), np.nan)
-    seen = n if layer.window is None else np.minimum(n, layer.window)
-    varying = seen - fixed_query - (bos & (seen == n))
-    return np.where(varying > 0, varying / seen**2, np.nan)
