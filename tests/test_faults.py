@@ -252,7 +252,7 @@ def test_on_a_full_disk_there_is_one_line_and_nothing_looks_whole(
     small = {
         "variance": (
             *("variance", "builtin", "--lengths", "8..64", "--n-prompts", "16"),
-            *("--query", "fixed"),
+            *("--batch-tokens", "256"),
         ),
         "training": ("train-synthetic", "--steps", "50", "--seeds", "4", "--lengths", "16"),
     }

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 PINNING = {"cuda", "xpu"}
-"""Kinds of devices that copy from pinned memory while the host goes on."""
+"""Kinds of devices that copy from pinned memory while the host continues."""
 WITHOUT_FLOAT64 = {"mps"}
 
 

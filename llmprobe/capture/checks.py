@@ -308,5 +308,5 @@ def _describe_bos(loaded: LoadedModel) -> str:
 
 
 def _plain(weight: Tensor) -> Tensor:
-    """Quantized weights have few operations of their own."""
+    """Quantized weights have few operations."""
     return weight if type(weight) in (Tensor, nn.Parameter) else weight.dequantize()

@@ -47,7 +47,7 @@ from llmprobe.capture.contents import (
 )
 from llmprobe.capture.gguf_files import count_gguf, gguf_values, quick_gguf
 from llmprobe.capture.kinds import empty_model, loader
-from llmprobe.capture.quantizing import check_quantize
+from llmprobe.capture.quantizing import check_package, check_quantize
 from llmprobe.capture.quantizing import quantize as quantize_model
 from llmprobe.capture.refusals import (
     BUILTIN,
@@ -175,6 +175,7 @@ def load_model(
     target = resolve_device(device)
     number_type = resolve_dtype(dtype, target)
     place = _locate(name, revision)._replace(allow_pickle=allow_pickle)
+    check_quantize(quantize)
     parsing = nullcontext() if place.gguf is None else quick_gguf()
     with explained(place, target), _quiet(), untracked(), parsing:
         folder = Path(place.source)
@@ -192,7 +193,7 @@ def load_model(
         if place.gguf is not None:
             # Absolute: transformers would prefer a file of the same name in the working folder.
             options["gguf_file"] = str(place.gguf.absolute())
-        check_quantize(quantize)
+        check_package(quantize)
         n_tensors = _check_contents(place, folder, trust_remote_code)
         if not trust_remote_code:
             check_backend(attn_implementation, "in attn_implementation")

@@ -25,12 +25,14 @@ _GROUP = 32
 
 
 def check_quantize(kind: str | None) -> None:
-    """Refuse other names, and a missing package, before anything is loaded."""
-    if kind is None:
-        return
-    if kind not in QUANTIZED:
+    """Refuse other names."""
+    if kind is not None and kind not in QUANTIZED:
         raise ValueError(f"quantize: got {kind!r}, accepted: {', '.join(QUANTIZED)}")
-    if find_spec("torchao") is None:
+
+
+def check_package(kind: str | None) -> None:
+    """Refuse a model to be quantized, before anything is loaded, if the package is missing."""
+    if kind is not None and find_spec("torchao") is None:
         raise Refusal("needs torchao to be quantized: pip install 'llmprobe[quantize]'")
 
 

@@ -41,6 +41,7 @@ from llmprobe.results.trained import (
     in_points,
     spoken,
 )
+from llmprobe.results.views import Lines, View
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -69,6 +70,20 @@ class SetSearchResult(TrainedResult, kind="set-search"):
         "effects": "paired difference of accuracy against length, for each part",
         "settings": "rank correlation of each setting with each part's effect",
     }
+    views: ClassVar[tuple[View, ...]] = (
+        Lines(
+            title="Effect of each part beyond the training length",
+            y="difference",
+            low="low",
+            high="high",
+            axis="difference in accuracy, mean over settings with 95 % CI",
+            by="variant",
+            x="times",
+            x_axis="set size / longest training size",
+            percent=True,
+            frame="effect_frame",
+        ),
+    )
     by_length: ClassVar[tuple[str, ...]] = MEASURED
     tests: ClassVar[str] = "n_sets"
     lists: ClassVar[tuple[str, ...]] = (*TrainedResult.lists, "variants")

@@ -84,9 +84,10 @@ def test_windows_and_one_pass_per_length_are_noted():
     assert any("one pass per length" in note for note in prepared.warnings)
 
 
-def test_one_pass_serves_free_queries_and_a_fixed_one_needs_many():
+def test_one_pass_serves_prompts_that_begin_alike():
     assert ready().plan.one_pass
-    assert not ready(query="fixed").plan.one_pass
+    assert ready(query="fixed").plan.one_pass
+    assert not ready(prompts="dictionary", lengths=(64, 128)).plan.one_pass
 
 
 @pytest.mark.parametrize("name", ["dataset", "text"])

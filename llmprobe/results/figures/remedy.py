@@ -48,11 +48,11 @@ def draw_doses(frame: pd.DataFrame, span: str, *, ax: Any = None) -> Any:
         panels[min(_COLUMNS, len(names)) - 1].legend(
             handles=handles, loc="upper left", bbox_to_anchor=(1, 1)
         )
-        parts = [f"at {span} tokens", f"{prompts_of(frame)} prompts, 95 % CI"]
-        words = ["change of the loss (nats)", *parts]
-        if len(names) > _COLUMNS:  # two rows are high enough for two lines
-            words[:2] = [" ".join(words[:2])]
-        panels[0].figure.supylabel(",\n".join(words), fontsize="medium")
+        what = f"change of the loss (nats)\nat {span} tokens,\n"
+        if len(names) > _COLUMNS:  # panels in two rows are high enough for two lines
+            what = what.replace("\n", " ", 1)
+        what += f"{prompts_of(frame)} prompts, 95 % CI"
+        panels[0].figure.supylabel(what, fontsize="medium")
     return axes
 
 
