@@ -1,4 +1,4 @@
-"""Accuracy while training goes on, at some lengths: frames go in, Axes come out."""
+"""Accuracy at several steps of a training, at some lengths: frames go in, Axes come out."""
 
 from collections.abc import Sequence
 from typing import Any
