@@ -368,9 +368,9 @@ def test_a_model_larger_than_the_memory_runs_from_disk(tmp_path):
         )
         for way in ("memory", "disk")
     )
-    assert memory.returncode
-    assert "memory" in memory.stderr
+    assert int(memory.stdout.splitlines()[0]) > n_bytes // 2  # it does not fit
     assert disk.returncode == 0, disk.stderr
-    found = json.loads(disk.stdout.splitlines()[-1])
+    small, found = map(json.loads, disk.stdout.splitlines())
+    assert small < n_bytes // 4
     expected = probe_variance(model, [8, 16], layers="all", n_prompts=4, batch_tokens=16)
     np.testing.assert_allclose(found, expected.std_median.ravel(), rtol=1e-6)

@@ -1,9 +1,9 @@
 """Probe a model in a process that may not hold it: `python limited.py FOLDER BYTES memory|disk`.
 
-The limit is RLIMIT_DATA, set after the imports to what they take and so many bytes more. It counts
-what a process allocates; files that are mapped for reading, such as libraries, do not count.
-safetensors maps a whole file at a time and may write to its copy, so that does: a checkpoint has to
-be in several files. Prints the standard deviations that a probe finds.
+The limit is RLIMIT_DATA: what the process allocates after its imports may be so many bytes. It is
+set when the model is loaded, because transformers maps all files of a checkpoint to read their
+headers, and such maps count although they take no memory. Prints what the loaded model has
+allocated, and the standard deviations that a probe finds under the limit.
 """
 
 import json
@@ -40,10 +40,12 @@ def main() -> None:
     torch.set_num_threads(1)
     where = places(folder)
     probe_variance("builtin", [8, 16], n_prompts=4)  # imports what a probe imports
-    limit = allocated() + more
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    before = allocated()
     options = {"device": "cpu"} if way == "memory" else {"device_map": where}
-    print(json.dumps(std(load_model(folder, dtype="float32", **options))))
+    loaded = load_model(folder, dtype="float32", **options)
+    print(json.dumps(allocated() - before))
+    resource.setrlimit(resource.RLIMIT_DATA, (before + more, before + more))
+    print(json.dumps(std(loaded)))
 
 
 if __name__ == "__main__":
