@@ -1,5 +1,6 @@
 """The tables of figures/README.md: what was found, from the results saved in figures/."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -213,7 +214,7 @@ def one_query(root: Path) -> str:
 
 
 def model_name(result: Result) -> str:
-    return result.provenance.model.removesuffix(".Q4_1.gguf")
+    return re.sub(r"\.Q\w+\.gguf$", "", result.provenance.model)
 
 
 @table
