@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from devices import DEVICE
 from families import tiny
 
 from llmprobe import capture_attention, load_model, probe_ablation, probe_variance
@@ -60,7 +61,7 @@ def test_changes_equal_plain_hooks(loaded, result):
         lengths=LENGTHS, heads={"early": {0: [0, 1]}, "late": "4.5"}, text="builtin", **SMALL
     )
     probe = AblationProbe(loaded, asked)
-    tokens = probe.ready.prompts.batch(range(4), 32)
+    tokens = probe.ready.prompts.batch(range(4), 32).to(DEVICE)
     means = means_of(loaded, tokens)
     before = losses(loaded, tokens)
     for number, one in enumerate(probe.classes):
@@ -86,7 +87,7 @@ def test_targets_lose_heads_that_their_context_keeps(loaded, given):
     own = {"heads": heads, "same_targets": 6, "text": "builtin", "n_controls": 0, "n_prompts": 4}
     result = probe_ablation(loaded, (7, 16, 32), **own, **given)
     probe = AblationProbe(loaded, AblationRequest(lengths=(7, 16, 32), **own, **given))
-    tokens = probe.ready.prompts.batch(range(4), 32)
+    tokens = probe.ready.prompts.batch(range(4), 32).to(DEVICE)
     means = means_of(loaded, tokens)
     assert result.n_tokens.tolist() == [6, 6, 6]
     for column, length in enumerate(result.lengths):

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from devices import DEVICE
 from families import tiny
 from transformers import LlamaConfig, LlamaForCausalLM, Phi3Config, Phi3ForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -163,7 +164,7 @@ def test_what_ran_before_changes_no_bit(scaling):
         fresh = probe_variance(make(scaling), lengths, layers=None, n_prompts=4)
         for long in (None, 128):
             if long is not None:
-                model(torch.ones(1, long, dtype=int))
+                model(torch.ones(1, long, dtype=int, device=DEVICE))
             again = probe_variance(model, lengths, layers=None, n_prompts=4)
             assert again.to_frame().equals(fresh.to_frame()), (lengths, long)
 

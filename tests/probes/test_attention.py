@@ -5,6 +5,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from devices import DEVICE
 from families import batch, no_positions, reference, tiny
 
 from llmprobe import OutOfMemoryError, probe_attention
@@ -17,11 +18,11 @@ def test_rows_by_length_equal_whole_matrices(family):
     model, lengths = tiny(family), (4, 9, 12)
     result = probe_attention(model, lengths, layers=None, n_prompts=6)
     prompts = make_prompts("random", n_prompts=6, lengths=lengths, vocab_size=97)
-    inputs = batch(family, (12,) * 6) | {"input_ids": prompts.batch(range(6), 12)}
+    inputs = batch(family, (12,) * 6) | {"input_ids": prompts.batch(range(6), 12).to(DEVICE)}
     weights = reference(family, inputs).weights
     for series, (layer, head) in enumerate(zip(result.layer, result.head, strict=True)):
         for column, length in enumerate(lengths):
-            rows = weights[int(layer)][:, head, length - 1, :length].double().numpy()
+            rows = weights[int(layer)][:, head, length - 1, :length].double().cpu().numpy()
             entropy = -(rows * np.log(rows.clip(1e-300))).sum(axis=1)
             at = series, column
             numbers = pd.DataFrame([brute.row_numbers(row) for row in rows])

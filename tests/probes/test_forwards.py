@@ -3,6 +3,7 @@
 import pandas as pd
 import pytest
 import torch
+from devices import DEVICE
 from families import FAMILIES, tiny
 from forging import Stopped, stopping
 
@@ -34,10 +35,11 @@ def both_ways(model, prompts, *, chunk=None):
         return capture_attention(model, positions=positions, at="heads", stop=True)
 
     with torch.inference_mode():
-        tokens = prompts.batch(every, max(LENGTHS))
+        tokens = prompts.batch(every, max(LENGTHS)).to(DEVICE)
         parts = forward_branches(model, tokens, LENGTHS, chunk, observe, n_tail=prompts.n_tail)
         alone = [
-            forward(model, prompts.batch(every, n), [n - 1], None, observe)[0] for n in LENGTHS
+            forward(model, prompts.batch(every, n).to(DEVICE), [n - 1], None, observe)[0]
+            for n in LENGTHS
         ]
     for layer in attention_layers(model):
         yield tuple(torch.cat([part[layer.layer] for part in way], 1) for way in (parts, alone))

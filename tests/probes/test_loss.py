@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from checkout import ROOT
+from devices import DEVICE
 from families import tiny
 from ranks import run_ranks
 
@@ -24,7 +25,7 @@ def builtin():
 def plain(model, tokens):
     """Losses (prompts, tokens − 1) from all logits."""
     with torch.no_grad():
-        logits = model(tokens, use_cache=False).logits[:, :-1].double()
+        logits = model(tokens.to(DEVICE), use_cache=False).logits[:, :-1].double().cpu()
     return -logits.log_softmax(-1).gather(-1, tokens[:, 1:, None])[..., 0].numpy()
 
 
@@ -58,7 +59,8 @@ def test_losses_by_position_are_those_of_a_plain_forward(builtin):
     assert result.n_tokens.tolist() == [3, 5, 15]
     assert result.provenance.arguments["text"] == "builtin"
     with torch.no_grad():
-        own = float(builtin.model(tokens, labels=tokens, use_cache=False).loss)
+        there = tokens.to(DEVICE)
+        own = float(builtin.model(there, labels=there, use_cache=False).loss)
     assert (result.loss * result.n_tokens).sum() / 23 == pytest.approx(own, abs=1e-5)
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from brute import outputs
+from devices import DEVICE
 from families import tiny
 from prompt_sets import SPECIAL, TOKENIZER, make, ragged
 
@@ -43,7 +44,7 @@ def test_numbers_are_those_of_the_prompts_that_reach_a_length(at, query):
             used = [row[:length] for row in rows if len(row) >= length]
         else:
             used = [[*row[: length - 1], *query_tokens] for row in rows if len(row) >= length - 1]
-        kept = outputs(model, torch.tensor(used))[at]
+        kept = outputs(model, torch.tensor(used, device=DEVICE))[at]
         found = np.stack([kept[layer] for layer in sorted(kept)], axis=1)
         std = found.reshape(len(used), -1, found.shape[-1]).std(axis=0, ddof=1)
         np.testing.assert_allclose(result.std_median[:, column], np.median(std, axis=-1))

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from devices import DEVICE
 
 from llmprobe import attention_layers, load_model, probe_remedies
 from llmprobe.probes.prompts import make_prompts
@@ -23,7 +24,7 @@ def test_answers_equal_those_of_all_logits(kind):
     )
     task, tokens = Task(prompts, 48), prompts.batch(range(3), 48)
     with torch.inference_mode():
-        every = loaded.model(tokens).logits.argmax(-1)
+        every = loaded.model(tokens.to(DEVICE)).logits.argmax(-1).cpu()
         answers = task.answers(loaded.model, tokens)
     targets = prompts.targets(range(3), 48)
     assert torch.equal(answers, every[:, -targets.shape[1] :])

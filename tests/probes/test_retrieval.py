@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from devices import DEVICE
 from families import tiny
 from ranks import run_ranks
 from torch.nn import functional
@@ -41,10 +42,10 @@ def test_answers_and_sources_are_those_of_whole_matrices(builtin, kind):
         projections = [layer.self_attn.o_proj for layer in builtin.model.model.layers]
         hooks = [projection.register_forward_pre_hook(keep) for projection in projections]
         with torch.no_grad():
-            out = builtin.model(tokens, output_attentions=True, use_cache=False)
+            out = builtin.model(tokens.to(DEVICE), output_attentions=True, use_cache=False)
         for hook in hooks:
             hook.remove()
-        norms.append(torch.cat(heads, 1).numpy())
+        norms.append(torch.cat(heads, 1).cpu().numpy())
         logits = out.logits[:, -targets.shape[1] :].double()
         right.append((logits[:, -1].argmax(-1) == targets[:, -1]).numpy())
         found = logits.log_softmax(-1).gather(-1, targets[..., None])[..., 0]

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from devices import DEVICE
 from families import no_positions, tiny
 
 from llmprobe import attention_layers, load_model, probe_attention
@@ -24,13 +25,13 @@ def rows_and_values(model, prompts, lengths):
     layers = attention_layers(model)
     calls, found = [], {}
     with listening([model.get_submodule(layer.path) for layer in layers], calls.append):
-        tokens = prompts.batch(range(prompts.n_prompts), lengths[-1])
+        tokens = prompts.batch(range(prompts.n_prompts), lengths[-1]).to(DEVICE)
         model(input_ids=tokens, use_cache=False)
-    index = torch.tensor([[length - 1 for length in lengths]] * prompts.n_prompts)
+    index = torch.tensor([[length - 1 for length in lengths]] * prompts.n_prompts).to(DEVICE)
     for layer, call in zip(layers, calls, strict=True):
-        (weights,) = (rows.double().numpy() for rows in call.rows(index))
+        (weights,) = (rows.double().cpu().numpy() for rows in call.rows(index))
         n_shared = layer.n_heads // call.value.shape[1]
-        values = call.value.repeat_interleave(n_shared, dim=1).double().numpy()
+        values = call.value.repeat_interleave(n_shared, dim=1).double().cpu().numpy()
         found[layer.layer] = [
             (weights[:, :, column, :length], values[:, :, :length])
             for column, length in enumerate(lengths)
