@@ -52,8 +52,8 @@ _FACTORIES = (
 )
 _LOOSE = ("index_put", "index_put_", "_index_put_impl_", "masked_fill", "masked_fill_", "where")
 """Operations besides elementwise ones that accept a number of no dimension from the CPU."""
-_pinned: set[int] = set()
-"""Where pinned memory begins; it stays so, as in the cache of a real allocator."""
+_pinned: dict[int, Tensor] = {}
+"""Pinned memory by where it begins; kept, so that no ordinary memory comes to stand there."""
 
 
 @dataclass
@@ -330,7 +330,7 @@ def _note_copy(source: Tensor, target: torch.device, non_blocking: bool, host: T
 
 def pin(x: Tensor, *_: Any) -> Tensor:
     new = x.clone()
-    _pinned.add(new.untyped_storage().data_ptr())
+    _pinned[new.untyped_storage().data_ptr()] = new
     return new
 
 
