@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
+from devices import DEVICE
 from families import no_positions, state, tiny
 from torch.nn import functional
 
@@ -196,7 +197,7 @@ def test_what_is_left_is_measured_inside_the_edit(tmp_path):
 
 def brute_losses(model, tokens, lengths):
     """Nats per token between lengths, from all logits at once: (prompts, lengths)."""
-    logits = model(tokens, use_cache=False).logits.double()
+    logits = model(tokens.to(DEVICE), use_cache=False).logits.double().cpu()
     nats = functional.cross_entropy(
         logits[:, :-1].transpose(1, 2), tokens[:, 1:], reduction="none"
     ).numpy()

@@ -25,7 +25,7 @@ def test_answers_equal_those_of_all_logits(kind):
     task, tokens = Task(prompts, 48), prompts.batch(range(3), 48)
     with torch.inference_mode():
         every = loaded.model(tokens.to(DEVICE)).logits.argmax(-1).cpu()
-        answers = task.answers(loaded.model, tokens)
+        answers = task.answers(loaded.model, tokens).cpu()
     targets = prompts.targets(range(3), 48)
     assert torch.equal(answers, every[:, -targets.shape[1] :])
     assert task.score(targets, range(3)).tolist() == [1.0] * 3

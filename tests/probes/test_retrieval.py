@@ -46,11 +46,11 @@ def test_answers_and_sources_are_those_of_whole_matrices(builtin, kind):
         for hook in hooks:
             hook.remove()
         norms.append(torch.cat(heads, 1).cpu().numpy())
-        logits = out.logits[:, -targets.shape[1] :].double()
+        logits = out.logits[:, -targets.shape[1] :].double().cpu()
         right.append((logits[:, -1].argmax(-1) == targets[:, -1]).numpy())
         found = logits.log_softmax(-1).gather(-1, targets[..., None])[..., 0]
         nats.append(-found.mean(1).numpy())
-        rows = torch.cat([weights[:, :, -1] for weights in out.attentions], dim=1)
+        rows = torch.cat([weights[:, :, -1] for weights in out.attentions], dim=1).cpu()
         spans = prompts.sources(range(8), length).tolist()
         sources.append([rows[i, :, a:b].sum(-1).numpy() for i, (a, b) in enumerate(spans)])
     np.testing.assert_allclose(result.accuracy, np.mean(right, axis=1))
