@@ -120,6 +120,7 @@ def test_it_needs_no_torch(run_python, tmp_path):
     assert (tmp_path / "page.html").is_file()
 
 
+@pytest.mark.slow
 def test_a_thousand_heads_stay_below_five_megabytes():
     result = make_variance_result(n_heads=512, lengths=tuple(2**n for n in range(4, 15)))
     assert len(render([("large", result)]).encode()) < 5e6
