@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from devices import DEVICE
 
 from llmprobe.capture.discovery import attention_layers
 
@@ -16,15 +17,16 @@ def outputs(model: Any, tokens: torch.Tensor, mask: torch.Tensor | None = None) 
     for layer in attention_layers(model):
 
         def project(module, args, output, layer=layer):
-            kept["heads"][layer.layer] = args[0][:, -1].unflatten(-1, (layer.n_heads, -1)).numpy()
-            kept["output"][layer.layer] = output[:, -1].numpy()
+            heads = args[0][:, -1].unflatten(-1, (layer.n_heads, -1))
+            kept["heads"][layer.layer] = heads.cpu().numpy()
+            kept["output"][layer.layer] = output[:, -1].cpu().numpy()
 
         handles.append(model.get_submodule(layer.projection).register_forward_hook(project))
     inputs: dict[str, Any] = {"input_ids": tokens}
     if mask is not None:
         inputs |= {"attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
     with torch.no_grad():
-        model(**inputs)
+        model(**{name: x.to(DEVICE) for name, x in inputs.items()})
     for handle in handles:
         handle.remove()
     return kept
