@@ -1,12 +1,15 @@
 """The tables of figures/README.md: what was found, from the results saved in figures/."""
 
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from cells import (
+    TABLES,
     baseline,
     beyond,
     cells,
@@ -239,37 +242,15 @@ CHANGE, VERSUS = (
 )
 
 
-@table
-def harm(root: Path) -> str:
-    return _harm(root, "does_it_hurt")
+def of_both_models(make: Callable[[Path, str], str]) -> Callable[[Path, str], str]:
+    """Register a table of `does_it_hurt` for SmolLM2 under the function's name, and for Qwen."""
+    for ending in ("", "_qwen"):
+        TABLES[make.__name__ + ending] = partial(make, run=f"does_it_hurt{ending}")
+    return make
 
 
-@table
-def harm_qwen(root: Path) -> str:
-    return _harm(root, "does_it_hurt_qwen")
-
-
-@table
-def harm_targets(root: Path) -> str:
-    return _harm_targets(root, "does_it_hurt")
-
-
-@table
-def harm_targets_qwen(root: Path) -> str:
-    return _harm_targets(root, "does_it_hurt_qwen")
-
-
-@table
-def harm_links(root: Path) -> str:
-    return _harm_links(root, "does_it_hurt")
-
-
-@table
-def harm_links_qwen(root: Path) -> str:
-    return _harm_links(root, "does_it_hurt_qwen")
-
-
-def _harm(root: Path, run: str) -> str:
+@of_both_models
+def harm(root: Path, run: str) -> str:
     """Without classes of heads at all positions."""
     result = saved(root / f"figures/{run}/classes")
     early, late = 64, max(result.lengths)
@@ -281,7 +262,8 @@ def _harm(root: Path, run: str) -> str:
     return rows(head, _classes(result, columns))
 
 
-def _harm_targets(root: Path, run: str) -> str:
+@of_both_models
+def harm_targets(root: Path, run: str) -> str:
     """Without classes of heads at the last tokens."""
     result = saved(root / f"figures/{run}/targets")
     columns = [*((n, CHANGE) for n in result.lengths), (result.lengths[-1], VERSUS)]
@@ -303,7 +285,8 @@ def _classes(result: Any, columns: list[tuple[int, list[str]]]) -> list[str]:
     return lines
 
 
-def _harm_links(root: Path, run: str) -> str:
+@of_both_models
+def harm_links(root: Path, run: str) -> str:
     """Rank correlations over heads."""
     names = {
         "slope": "slope of the variance",
