@@ -209,8 +209,11 @@ class _Ask(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
         asked, hidden = ctx.saved_tensors
-        left = torch.cat([gradient, ctx.both["weights"]], dim=1)
-        right = torch.cat([asked, ctx.both["gradient"]], dim=1)
+        # Taken out: the weights know the graph, and the graph holds `both`, which nothing would
+        # ever free.
+        weights, of_pool = ctx.both.pop("weights"), ctx.both.pop("gradient")
+        left = torch.cat([gradient, weights], dim=1)
+        right = torch.cat([asked, of_pool], dim=1)
         return torch.bmm(gradient, hidden), torch.bmm(left.transpose(1, 2), right), None
 
 
