@@ -16,6 +16,9 @@ from torch import Tensor
 from llmprobe.synthetic.tasks import AnswerTask
 
 EQUALS = 2
+_FAR = (*AnswerTask.quarters, 32, 64)
+_WITHOUT_ORDER = {"mlp": "mlp", "norm": "prenorm"}
+"""The baseline where the order of the bits does not matter: it has no positions."""
 
 
 class _Bits(AnswerTask):
@@ -24,6 +27,8 @@ class _Bits(AnswerTask):
     unit = "bits"
     longest = 1024
     words: ClassVar[tuple[str, ...]] = ("0", "1", "=")
+    quarters = _FAR
+    baseline: ClassVar[dict[str, str]] = _WITHOUT_ORDER
 
     def sample(self, n: int, length: int, generator: torch.Generator) -> Tensor:
         bits = torch.randint(2, (n, length), generator=generator)
@@ -68,6 +73,8 @@ class ParityStepsTask(_Bits):
 
     name = "parity-steps"
     longest = 256
+    quarters = AnswerTask.quarters
+    baseline: ClassVar[dict[str, str]] = AnswerTask.baseline
 
     def label(self, bits: Tensor) -> Tensor:
         return bits.cumsum(dim=1) % 2
@@ -120,6 +127,8 @@ class SparseParityTask(AnswerTask):
     """What is added to a bit that is marked."""
     k: ClassVar[int] = 4
     """Bits that are marked."""
+    quarters = _FAR
+    baseline: ClassVar[dict[str, str]] = _WITHOUT_ORDER
     defaults: ClassVar[dict[str, Any]] = {**AnswerTask.defaults, "train_lengths": "4..20"}
 
     def sample(self, n: int, length: int, generator: torch.Generator) -> Tensor:

@@ -94,14 +94,14 @@ def test_concatenated_examples_are_whole_and_those_of_the_same_draws():
 
 
 def test_variants_of_a_seed_meet_the_same_examples():
-    others = [dataclasses.replace(SMALL, variant="learned", width=16)]
+    others = [dataclasses.replace(SMALL, variant="rotary", width=16)]
     others += [dataclasses.replace(SMALL, seeds=SMALL.seeds[1:])]
     for other, rows in zip(others, (slice(None), slice(SMALL.batch, None)), strict=True):
         for (a,), (b,) in zip(SMALL.batches(0), other.batches(0), strict=True):
             assert torch.equal(a[rows], b)
 
 
-@pytest.mark.parametrize("variant", ["baseline", "learned+dropout"])
+@pytest.mark.parametrize("variant", ["baseline", "rotary+dropout"])
 def test_a_seed_of_a_stack_ends_where_it_ends_alone(variant):
     training = dataclasses.replace(SMALL, variant=variant, concatenate=2, averages=("ema",))
     stack = train(training)
@@ -167,9 +167,9 @@ def test_a_plan_measures_what_score_does():
 
 
 def test_trained_networks_come_back_from_their_folder(tmp_path):
-    options = {"task": "reverse", "variants": "baseline,learned", "lengths": "1,2,5", **TINY}
+    options = {"task": "reverse", "variants": "baseline,rotary", "lengths": "1,2,5", **TINY}
     result = train_synthetic(**options, seeds=2, output=tmp_path)
-    network = load_synthetic(tmp_path, "learned", seed=1)
+    network = load_synthetic(tmp_path, "rotary", seed=1)
     scores = score_answers(network, AnswerTask.named("reverse"), (1, 2, 5), TINY["sets"])
     np.testing.assert_allclose(result.token_accuracy[1, 1], scores["token_accuracy"][0], atol=1e-6)
 
