@@ -201,7 +201,7 @@ class AnswerTask(DecoderTask):
     }
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "quick": {"seeds": 2, "steps": 1000, "sets": 256},
-        "desk": {"seeds": 8, "steps": 5000, "sets": 512},
+        "desk": {"seeds": 8, "steps": 4000, "sets": 512},
         "paper": {"seeds": 8, "steps": 50_000, "sets": 1024, "width": 256},
     }
 
