@@ -2,13 +2,13 @@
 
 import inspect
 import json
-from collections.abc import Callable
-from typing import Annotated
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
 
 import typer
 
 from llmprobe.commands.options import Debug, Json
-from llmprobe.commands.showing import say_names
+from llmprobe.commands.showing import say, say_names
 
 
 def ls(
@@ -29,41 +29,62 @@ def ls(
     """
     if what is not None and what not in _LISTS:
         raise ValueError(f"ls: got {what!r}, accepted: {', '.join(_LISTS)}")
-    names = _LISTS[what][1]() if what else {name: words for name, (words, _) in _LISTS.items()}
+    found = _LISTS[what][1]() if what else {name: words for name, (words, _) in _LISTS.items()}
     if as_json:
-        typer.echo(json.dumps(names))
+        typer.echo(json.dumps(found))
         return
-    say_names(names)
+    groups = {name: names for name, names in found.items() if not isinstance(names, str)}
+    for title, names in groups.items():
+        say(f"{title}:")
+        say_names({f"  {name}": words for name, words in names.items()})
+    if not groups:
+        say_names(found)
 
 
-def _tasks() -> dict[str, str]:
+Names = dict[str, str]
+
+
+def _tasks() -> dict[str, Names]:
+    """By kind."""
     from llmprobe.synthetic.tasks import TASKS
 
-    return {name: (inspect.getdoc(task) or "").splitlines()[0] for name, task in TASKS.items()}
+    found: dict[str, Names] = {}
+    for name, task in TASKS.items():
+        found.setdefault(task.kind, {})[name] = (inspect.getdoc(task) or "").splitlines()[0]
+    return found
 
 
-def _variants() -> dict[str, str]:
+def _variants() -> dict[str, Names]:
+    """By network, and in it by the place that a part changes."""
     from llmprobe.synthetic.decoder_network import DECODER_PARTS
     from llmprobe.synthetic.set_network import PARTS
-    from llmprobe.synthetic.tasks import TASKS, SequenceTask, SetTask
 
     baseline = "the network without parts; a plus joins parts of different places"
-    for name, task in TASKS.items():
-        if issubclass(task, SequenceTask) and task.baseline:
-            baseline += f"; for {name} it has {', '.join(task.baseline.values())}"
-    found = {"baseline": baseline}
-    groups = {
-        ", ".join(name for name, task in TASKS.items() if issubclass(task, kind)): parts
-        for kind, parts in ((SetTask, PARTS), (SequenceTask, DECODER_PARTS))
-    }
-    for name in dict.fromkeys([*PARTS, *DECODER_PARTS]):
-        meanings: dict[str, list[str]] = {}
-        for tasks, parts in groups.items():
-            if name in parts:
-                part = parts[name]
-                meanings.setdefault(f"{part.place}: {part.description}", []).append(tasks)
-        found[name] = "; ".join(f"{m} ({', '.join(tasks)})" for m, tasks in meanings.items())
+    found = {"all tasks": {"baseline": baseline}}
+    for title, parts in {
+        "sets (argmax, dictionary)": PARTS,
+        "decoders (all other tasks)": DECODER_PARTS,
+    }.items():
+        by_place = sorted(parts.items(), key=lambda item: _first_of(item[1].place, parts))
+        found[title] = {name: f"{part.place}: {part.description}" for name, part in by_place}
+    found["baselines of decoders"] = _baselines()
     return found
+
+
+def _first_of(place: str, parts: Mapping[str, Any]) -> int:
+    """Where a place first comes: parts of one place stand together, in their own order."""
+    return [part.place for part in parts.values()].index(place)
+
+
+def _baselines() -> Names:
+    """Parts that the baseline of a task has; tasks with the same ones share a line."""
+    from llmprobe.synthetic.tasks import TASKS, DecoderTask
+
+    found: dict[str, list[str]] = {}
+    for name, task in TASKS.items():
+        if issubclass(task, DecoderTask) and task.baseline:
+            found.setdefault("+".join(task.baseline.values()), []).append(name)
+    return {parts: ", ".join(names) for parts, names in found.items()}
 
 
 def _prompts() -> dict[str, str]:
@@ -88,11 +109,11 @@ def _kinds() -> dict[str, str]:
     }
 
 
-_LISTS: dict[str, tuple[str, Callable[[], dict[str, str]]]] = {
+_LISTS: dict[str, tuple[str, Callable[[], Names] | Callable[[], dict[str, Names]]]] = {
     "tasks": ("what train-synthetic trains on", _tasks),
     "variants": ("parts of the networks of train-synthetic", _variants),
     "prompts": ("kinds of prompts", _prompts),
     "remedies": ("what remedy tries", _remedies),
     "kinds": ("figures of each kind of result, for plot --kind", _kinds),
 }
-"""What each list is of, and what makes it."""
+"""What each list is of, and what makes it; some lists are in groups."""

@@ -24,30 +24,26 @@ from llmprobe.synthetic.decoder_network import DECODER_PARTS, Decoder
 from llmprobe.synthetic.decoder_scores import attention_entropy, digest_test_sequences, score
 from llmprobe.synthetic.layers import Drop, by_seed
 from llmprobe.synthetic.plan import Advance, Done, Numbers, Plan
-from llmprobe.synthetic.tasks import SequenceTask
+from llmprobe.synthetic.tasks import DecoderTask, SequenceTask
 from llmprobe.synthetic.training import Batch, Training, check_size, seed_generators, steps_of
 from llmprobe.synthetic.variants import BASELINE, Parts
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecoderTraining(Training):
-    """A training of a decoder on the first tokens of sequences."""
+class CausalTraining(Training):
+    """A training of a causal decoder, whatever it answers."""
 
     parts: ClassVar[Parts] = DECODER_PARTS
+    kind: ClassVar[type[DecoderTask]]
+    """Of the tasks."""
 
-    task: str = "set-complement"
-    shortest: int = 1
-    longest: int = 4
     vocab: int | None = None
     layers: int = 1
     value_size: int | None = None
     """Of a head; width / heads if not given."""
-    target: str = "sampled"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.target not in TARGETS:
-            raise ValueError(f"target: got {self.target!r}, accepted: {', '.join(TARGETS)}")
         for name in ("layers", "value_size"):
             if getattr(self, name) is not None:
                 check_size(name, getattr(self, name))
@@ -56,24 +52,15 @@ class DecoderTraining(Training):
     def parse(self, variant: str) -> dict[str, str]:
         return self.sequences.baseline | super().parse(variant)
 
+    @cached_property
+    def sequences(self) -> Any:
+        """The task."""
+        return self.kind.named(self.task, self.vocab)
+
     @property
-    def activations(self) -> int:
-        return self.batch * self.longest * (self.layers * self.width + self.sequences.vocab)
-
-    @cached_property
-    def sequences(self) -> SequenceTask:
-        return SequenceTask.named(self.task, self.vocab)
-
-    @cached_property
-    def _chance(self) -> float:
-        """The share of right answers of guessing."""
-        tokens = self.sequences.sample(64, self.longest, torch_generator(0, "chance"))
-        allowed = self.sequences.allowed(tokens)[:, self.shortest - 1 :]
-        return float(allowed[allowed.any(dim=-1)].float().mean())
-
-    def has_learned(self, loss: Tensor, right: Tensor) -> Tensor:
-        # By answers, not by loss: with many right ones the best loss is next to that of guessing.
-        return right > self._chance + 0.05 * (1 - self._chance)
+    def context(self) -> int:
+        """The most tokens that a network is given."""
+        return int(self.sequences.longest)
 
     def new_network(self, variant: str | None = None) -> Decoder:
         parts = self.parse(variant or self.variant)
@@ -85,8 +72,44 @@ class DecoderTraining(Training):
             heads=self.heads,
             layers=self.layers,
             value_size=self.value_size,
-            context=self.sequences.longest,
+            context=self.context,
         )
+
+    def _sum(self, x: Tensor) -> Tensor:
+        """Over all positions of a seed's sequences."""
+        return by_seed(x, len(self.seeds)).flatten(1).float().sum(dim=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderTraining(CausalTraining):
+    """A training of a decoder on the first tokens of sequences."""
+
+    kind: ClassVar[type[DecoderTask]] = SequenceTask
+
+    task: str = "set-complement"
+    shortest: int = 1
+    longest: int = 4
+    target: str = "sampled"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.target not in TARGETS:
+            raise ValueError(f"target: got {self.target!r}, accepted: {', '.join(TARGETS)}")
+
+    @property
+    def activations(self) -> int:
+        return self.batch * self.longest * (self.layers * self.width + int(self.sequences.vocab))
+
+    @cached_property
+    def _chance(self) -> float:
+        """The share of right answers of guessing."""
+        tokens = self.sequences.sample(64, self.longest, torch_generator(0, "chance"))
+        allowed = self.sequences.allowed(tokens)[:, self.shortest - 1 :]
+        return float(allowed[allowed.any(dim=-1)].float().mean())
+
+    def has_learned(self, loss: Tensor, right: Tensor) -> Tensor:
+        # By answers, not by loss: with many right ones the best loss is next to that of guessing.
+        return right > self._chance + 0.05 * (1 - self._chance)
 
     def batches(self, block: int) -> Iterator[Batch]:
         """Tokens (seeds * batch, longest + 1) and what is allowed after each but the last."""
@@ -115,10 +138,6 @@ class DecoderTraining(Training):
         hits = allowed.gather(-1, logits.argmax(dim=-1, keepdim=True))[..., 0]
         n_live = self._sum(live).clamp(min=1)  # all games of a small batch may have ended
         return self._sum(loss * live) / n_live, self._sum(hits & live) / n_live
-
-    def _sum(self, x: Tensor) -> Tensor:
-        """Over all positions of a seed's sequences."""
-        return by_seed(x, len(self.seeds)).flatten(1).float().sum(dim=1)
 
 
 @dataclass(frozen=True)

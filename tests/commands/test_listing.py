@@ -1,5 +1,6 @@
 """`ls`."""
 
+import itertools
 import json
 
 import pytest
@@ -11,8 +12,6 @@ from llmprobe.synthetic.set_network import PARTS
 from llmprobe.synthetic.tasks import TASKS
 
 EXPECTED = {
-    "tasks": list(TASKS),
-    "variants": ["baseline", *PARTS, *DECODER_PARTS],
     "prompts": list(Prompts.kinds),
     "kinds": [f"{name}, {plot}" for name, kind in known_kinds().items() for plot in kind.plots],
 }
@@ -21,7 +20,8 @@ EXPECTED = {
 def test_without_a_name_the_lists_are_listed(call):
     code, out, _ = call("ls")
     assert code == 0
-    assert {line.split()[0] for line in out.splitlines()} == {*EXPECTED, "remedies"}
+    names = {*EXPECTED, "tasks", "variants", "remedies"}
+    assert {line.split()[0] for line in out.splitlines()} == names
 
 
 @pytest.mark.parametrize("what", EXPECTED)
@@ -32,3 +32,44 @@ def test_every_name_has_a_line_that_says_what_it_is(call, what):
     assert list(lines) == list(dict.fromkeys(EXPECTED[what]))
     assert all(meaning.strip() for meaning in lines.values())
     assert json.loads(call("ls", what, "--json")[1]).keys() == lines.keys()
+
+
+def groups(out):
+    """The names below each heading, and what is said of each."""
+    found, title = {}, ""
+    for line in out.splitlines():
+        if line.startswith("  "):
+            name, words = line.strip().split("  ", 1)
+            found[title][name] = words.strip()
+        else:
+            title = line.removesuffix(":")
+            found[title] = {}
+    return found
+
+
+def test_tasks_are_grouped_by_kind(call):
+    code, out, err = call("ls", "tasks")
+    assert (code, err) == (0, "")
+    found = groups(out)
+    assert {title: list(names) for title, names in found.items()} == {
+        kind: [name for name, task in TASKS.items() if task.kind == kind]
+        for kind in dict.fromkeys(task.kind for task in TASKS.values())
+    }
+    assert len(found) == 3
+    assert all(words for names in found.values() for words in names.values())
+    assert json.loads(call("ls", "tasks", "--json")[1]) == found
+
+
+def test_variants_are_grouped_by_network_and_place(call):
+    code, out, err = call("ls", "variants")
+    assert (code, err) == (0, "")
+    found = groups(out)
+    assert "baseline" in found.pop("all tasks")
+    baselines = found.pop("baselines of decoders")
+    assert "othello" in baselines["mlp+prenorm+rotary"]
+    for names, parts in zip(found.values(), (PARTS, DECODER_PARTS), strict=True):
+        assert names.keys() == parts.keys()
+        places = [words.partition(":")[0] for words in names.values()]
+        assert places == [parts[name].place for name in names]
+        assert len(list(itertools.groupby(places))) == len(set(places))
+    assert json.loads(call("ls", "variants", "--json")[1]).keys() == groups(out).keys()
