@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from llmprobe.commands.options import Debug, Json
-from llmprobe.commands.showing import say_names
+from llmprobe.commands.showing import say, say_names
 
 
 def ls(
@@ -32,8 +32,10 @@ def ls(
     names = _LISTS[what][1]() if what else {name: words for name, (words, _) in _LISTS.items()}
     if as_json:
         typer.echo(json.dumps(names))
-        return
-    say_names(names)
+    elif what == "variants":
+        _say_variants(names["baseline"])
+    else:
+        say_names(names)
 
 
 def _tasks() -> dict[str, str]:
@@ -43,27 +45,47 @@ def _tasks() -> dict[str, str]:
 
 
 def _variants() -> dict[str, str]:
-    from llmprobe.synthetic.decoder_network import DECODER_PARTS
-    from llmprobe.synthetic.set_network import PARTS
-    from llmprobe.synthetic.tasks import TASKS, SequenceTask, SetTask
+    from llmprobe.synthetic.tasks import TASKS, SequenceTask
 
     baseline = "the network without parts; a plus joins parts of different places"
     for name, task in TASKS.items():
         if issubclass(task, SequenceTask) and task.baseline:
             baseline += f"; for {name} it has {', '.join(task.baseline.values())}"
-    found = {"baseline": baseline}
-    groups = {
-        ", ".join(name for name, task in TASKS.items() if issubclass(task, kind)): parts
-        for kind, parts in ((SetTask, PARTS), (SequenceTask, DECODER_PARTS))
-    }
+    found: dict[str, list[str]] = {}
+    for place, parts in _parts_by_place().items():
+        for name, meaning in parts.items():
+            found.setdefault(name, []).append(f"{place}: {meaning}")
+    return {"baseline": baseline} | {name: "; ".join(words) for name, words in found.items()}
+
+
+def _parts_by_place() -> dict[str, dict[str, str]]:
+    """What each part does, and in which networks."""
+    from llmprobe.synthetic.decoder_network import DECODER_PARTS
+    from llmprobe.synthetic.set_network import PARTS
+    from llmprobe.synthetic.variants import PLACES
+
+    found: dict[str, dict[str, str]] = {place: {} for place in PLACES}
     for name in dict.fromkeys([*PARTS, *DECODER_PARTS]):
-        meanings: dict[str, list[str]] = {}
-        for tasks, parts in groups.items():
+        meanings: dict[tuple[str, str], list[str]] = {}
+        for kind, parts in (("sets", PARTS), ("sequences", DECODER_PARTS)):
             if name in parts:
                 part = parts[name]
-                meanings.setdefault(f"{part.place}: {part.description}", []).append(tasks)
-        found[name] = "; ".join(f"{m} ({', '.join(tasks)})" for m, tasks in meanings.items())
+                meanings.setdefault((part.place, part.description), []).append(kind)
+        for (place, meaning), kinds in meanings.items():
+            words = f"{meaning} ({', '.join(kinds)})"
+            known = found[place].get(name)
+            found[place][name] = words if known is None else f"{known}; {words}"
     return found
+
+
+def _say_variants(baseline: str) -> None:
+    """Parts in groups, under the place that they change."""
+    from llmprobe.synthetic.variants import PLACES
+
+    say_names({"baseline": baseline})
+    for place, parts in _parts_by_place().items():
+        say(f"{place}: {PLACES[place]}")
+        say_names({f"  {name}": words for name, words in parts.items()})
 
 
 def _prompts() -> dict[str, str]:

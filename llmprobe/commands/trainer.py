@@ -125,6 +125,12 @@ SETTINGS: Group = {
         int, _NETWORK, "Value size per head (set-complement, othello). Default: width / heads."
     ),
     "vocab": _unset(int, _NETWORK, "Number of tokens (set-complement)."),
+    "context": _unset(
+        int,
+        _NETWORK,
+        "Number of learned positions, or of those that randomized and coupled ones are drawn from. "
+        "Default: one for each token of the longest sequence.",
+    ),
     "lengths": _unset(
         str,
         _TEST,
@@ -218,8 +224,9 @@ def _of_search(options: dict[str, Any], n: int) -> dict[str, Any]:
     if n < 1:
         raise ValueError(f"search: got {n}, accepted: 1 or more settings")
     options["variant"] = options.pop("variants")
-    if options.pop("score_at") is not None:
-        raise ValueError("score_at: not for a search; leave it out")
+    for name in ("score_at", "context"):
+        if options.pop(name) is not None:
+            raise ValueError(f"{name}: not for a search; leave it out")
     drawn = ("seeds", "width", "layers", "mlp_layers", "learning_rate", "dropout", "ema_decay")
     for name in drawn:
         value = options.pop(name)

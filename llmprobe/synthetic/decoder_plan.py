@@ -20,10 +20,16 @@ from llmprobe.base.seeds import torch_generator
 from llmprobe.results.base import Result
 from llmprobe.results.legality import MARGINS, LegalityResult
 from llmprobe.results.trained import SCORES, TARGETS
-from llmprobe.synthetic.decoder_network import DECODER_PARTS, Decoder
+from llmprobe.synthetic.decoder_network import (
+    DECODER_PARTS,
+    Decoder,
+    check_decoder_heads,
+    parse_decoder_variant,
+)
 from llmprobe.synthetic.decoder_scores import attention_entropy, digest_test_sequences, score
 from llmprobe.synthetic.layers import Drop, by_seed
 from llmprobe.synthetic.plan import Advance, Done, Numbers, Plan
+from llmprobe.synthetic.positions import check_couple, draw_places
 from llmprobe.synthetic.tasks import SequenceTask
 from llmprobe.synthetic.training import Batch, Training, check_size, seed_generators, steps_of
 from llmprobe.synthetic.variants import BASELINE, Parts
@@ -43,18 +49,30 @@ class DecoderTraining(Training):
     value_size: int | None = None
     """Of a head; width / heads if not given."""
     target: str = "sampled"
+    context: int | None = None
+    """How many places learned and drawn positions have; those of the longest sequence if None."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.target not in TARGETS:
             raise ValueError(f"target: got {self.target!r}, accepted: {', '.join(TARGETS)}")
-        for name in ("layers", "value_size"):
+        for name in ("layers", "value_size", "context"):
             if getattr(self, name) is not None:
                 check_size(name, getattr(self, name))
         self.sequences.check(self.longest, "train_lengths")
+        check_couple(self.parse(self.variant), self.task, None)
 
     def parse(self, variant: str) -> dict[str, str]:
-        return self.sequences.baseline | super().parse(variant)
+        return parse_decoder_variant(variant, self.sequences.baseline)
+
+    def check_heads(self) -> None:
+        check_decoder_heads(self.width, self.heads, self.parse(self.variant))
+
+    @property
+    def places(self) -> int:
+        """The places that there are."""
+        drawn = "drawn" in self.parse(self.variant)  # for the token that comes next, too
+        return self.context or self.sequences.longest + drawn
 
     @property
     def activations(self) -> int:
@@ -85,12 +103,14 @@ class DecoderTraining(Training):
             heads=self.heads,
             layers=self.layers,
             value_size=self.value_size,
-            context=self.sequences.longest,
+            context=self.places,
         )
 
     def batches(self, block: int) -> Iterator[Batch]:
-        """Tokens (seeds * batch, longest + 1) and what is allowed after each but the last."""
+        """Tokens (seeds * batch, longest + 1), what is allowed after each but the last, and the
+        places of the tokens where they are drawn."""
         n_steps = steps_of(self, block)
+        parts, lots = self.parse(self.variant), seed_generators(self, "places", block)
         drawn = [
             self.sequences.sample(n_steps * self.batch, self.longest, generator)
             for generator in seed_generators(self, "sequences", block)
@@ -98,13 +118,16 @@ class DecoderTraining(Training):
         for step in range(n_steps):
             rows = slice(step * self.batch, (step + 1) * self.batch)
             tokens = torch.cat([tokens[rows] for tokens in drawn])
-            yield tokens, self.sequences.allowed(tokens)
+            places = draw_places(parts, tokens, lots, context=self.places)
+            allowed = self.sequences.allowed(tokens)
+            yield (tokens, allowed) if places is None else (tokens, allowed, places)
 
     def losses(self, network: Decoder, batch: Batch, drop: Drop) -> tuple[Tensor, Tensor]:
-        tokens, allowed = batch
+        tokens, allowed, *drawn = batch
+        places = drawn[0][:, :-1] if drawn else None
         asked = slice(self.shortest - 1, None)
         allowed = allowed[:, asked]
-        logits = network(tokens[:, :-1], drop=drop).logits[:, asked]
+        logits = network(tokens[:, :-1], drop=drop, places=places).logits[:, asked]
         logp = logits.log_softmax(dim=-1)
         n = allowed.sum(dim=-1)
         live = n > 0
@@ -128,6 +151,19 @@ class DecoderPlan(Plan):
     measured: ClassVar[tuple[str, ...]] = (*SCORES, "uniform_mass", "n_sequences")
 
     base: DecoderTraining
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        context, longest = self.base.context, max(*self.lengths, self.base.longest)
+        for variant in self.variants:
+            parts = self.base.parse(variant)
+            needed = longest + ("drawn" in parts)
+            held = "learned" in parts.values() or "drawn" in parts
+            if held and context is not None and context < needed:
+                raise ValueError(
+                    f"context: got {context}, accepted for {variant}: the {needed} places of the "
+                    "longest sequence, or more"
+                )
 
     def work(self, network: Decoder) -> int:
         return self.sets

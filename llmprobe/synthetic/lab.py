@@ -35,7 +35,7 @@ _OF_SEARCH = (
 _OF_TRAINING = (
     *_OF_SEARCH,
     *("variants", "seeds", "width", "layers", "mlp_layers"),
-    *("learning_rate", "dropout", "ema_decay", "score_at"),
+    *("learning_rate", "dropout", "ema_decay", "score_at", "context"),
 )
 """Arguments that are settings of a training or a test."""
 
@@ -59,6 +59,7 @@ def train_synthetic(
     layers: int | None = None,
     mlp_layers: int | None = None,
     value_size: int | None = None,
+    context: int | None = None,
     batch: int | None = None,
     learning_rate: float | None = None,
     weight_decay: float | None = None,
@@ -92,6 +93,8 @@ def train_synthetic(
         target: for sequences, what the loss is computed against: the token that came next
             ("sampled") or all allowed tokens ("exact").
         layers, value_size: for sequences; `value_size` is per head.
+        context: for sequences, the number of learned positions, or of those that randomized and
+            coupled ones are drawn from; the longest sequence's if None.
         mlp_layers: for sets, the linear maps of each MLP; 2 if None.
         vocab: number of tokens, for set-complement.
         output: folder for the result and its checkpoints. The same call resumes there.

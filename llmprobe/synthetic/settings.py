@@ -26,6 +26,7 @@ _TESTS = ("variants", "lengths", "sets", "score_at")
 """What a plan has besides its training."""
 _DRAWN_PLACES = {"residual", "projection"}
 """Parts that a search over sets draws."""
+_DRAWN = ("randomized", "coupled", "predicted")
 _MOST = 1_000_000
 """Seeds or sets: nobody wants more."""
 
@@ -36,11 +37,16 @@ def plan_training(
     """The plan of `train_synthetic`; `given` are the arguments that the caller gave."""
     plan = _plan(task, _chosen(task, given, preset), first_seed)
     trainings = [piece.training for piece in plan.pieces()]
-    used = {place for training in trainings for place in training.parse(training.variant)}
+    used = {part for training in trainings for part in training.parse(training.variant).values()}
     if "dropout" in given and "dropout" not in used:
         raise ValueError(f"dropout: got {given['dropout']}, but no variant has dropout; name one")
     if "ema_decay" in given and "ema" not in {plan.average_of(name) for name in plan.variants}:
         raise ValueError(f"ema_decay: got {given['ema_decay']}, but no variant has ema; name one")
+    if "context" in given and not used & {"learned", *_DRAWN}:
+        raise ValueError(
+            f"context: got {given['context']}, but no variant has learned, {' or '.join(_DRAWN)} "
+            "positions; name one"
+        )
     return plan
 
 

@@ -85,8 +85,7 @@ class Training(ABC):
             raise ValueError(f"schedule: got {self.schedule!r}, accepted: {', '.join(SCHEDULES)}")
         for name in ("steps", "batch", "shortest", "width", "heads"):
             check_size(name, getattr(self, name))
-        rotary = self.parse(self.variant).get("positions") == "rotary"
-        check_heads(self.width, self.heads, rotary=rotary)
+        self.check_heads()
         if self.longest < self.shortest:
             raise ValueError(
                 f"longest: got {self.longest}, accepted: the shortest, {self.shortest}, or more"
@@ -112,6 +111,10 @@ class Training(ABC):
                 f"variants: {self.variant!r} clips gradients at {CLIPPED:g}, but clip is "
                 f"{self.clip:g} for all; give clip 0"
             )
+
+    def check_heads(self) -> None:
+        """Refuse heads that the network cannot have."""
+        check_heads(self.width, self.heads)
 
     def each(self, name: str) -> tuple[float, ...]:
         """A number for each seed."""
