@@ -36,6 +36,7 @@ _HOME = {
     "explain_synthetic": "synthetic.mechanism",
     "SyntheticResult": "results.accuracy",
     "LegalityResult": "results.legality",
+    "AnswersResult": "results.answers",
     "SearchResult": "results.search",
     "SetSearchResult": "results.set_search",
     "MechanismResult": "results.mechanism",

@@ -29,63 +29,63 @@ def ls(
     """
     if what is not None and what not in _LISTS:
         raise ValueError(f"ls: got {what!r}, accepted: {', '.join(_LISTS)}")
-    names = _LISTS[what][1]() if what else {name: words for name, (words, _) in _LISTS.items()}
+    found = _LISTS[what][1]() if what else {name: words for name, (words, _) in _LISTS.items()}
     if as_json:
-        typer.echo(json.dumps(names))
-    elif what == "variants":
-        _say_variants(names["baseline"])
-    else:
-        say_names(names)
+        typer.echo(json.dumps(found))
+        return
+    groups = {name: names for name, names in found.items() if not isinstance(names, str)}
+    for title, names in groups.items():
+        say(f"{title}:")
+        say_names({f"  {name}": words for name, words in names.items()})
+    if not groups:
+        say_names(found)
 
 
-def _tasks() -> dict[str, str]:
+Names = dict[str, str]
+
+
+def _tasks() -> dict[str, Names]:
+    """By kind."""
     from llmprobe.synthetic.tasks import TASKS
 
-    return {name: (inspect.getdoc(task) or "").splitlines()[0] for name, task in TASKS.items()}
-
-
-def _variants() -> dict[str, str]:
-    from llmprobe.synthetic.tasks import TASKS, SequenceTask
-
-    baseline = "the network without parts; a plus joins parts of different places"
+    found: dict[str, Names] = {}
     for name, task in TASKS.items():
-        if issubclass(task, SequenceTask) and task.baseline:
-            baseline += f"; for {name} it has {', '.join(task.baseline.values())}"
-    found: dict[str, list[str]] = {}
-    for place, parts in _parts_by_place().items():
-        for name, meaning in parts.items():
-            found.setdefault(name, []).append(f"{place}: {meaning}")
-    return {"baseline": baseline} | {name: "; ".join(words) for name, words in found.items()}
+        found.setdefault(task.kind, {})[name] = (inspect.getdoc(task) or "").splitlines()[0]
+    return found
 
 
-def _parts_by_place() -> dict[str, dict[str, str]]:
-    """What each part does, and in which networks."""
+def _variants() -> dict[str, Names]:
+    """By the place that a part changes."""
     from llmprobe.synthetic.decoder_network import DECODER_PARTS
     from llmprobe.synthetic.set_network import PARTS
     from llmprobe.synthetic.variants import PLACES
 
-    found: dict[str, dict[str, str]] = {place: {} for place in PLACES}
+    baseline = "the network without parts; a plus joins parts of different places"
+    found = {"all tasks": {"baseline": baseline}}
+    found |= {f"{place}, {words}": {} for place, words in PLACES.items()}
     for name in dict.fromkeys([*PARTS, *DECODER_PARTS]):
         meanings: dict[tuple[str, str], list[str]] = {}
-        for kind, parts in (("sets", PARTS), ("sequences", DECODER_PARTS)):
+        for kind, parts in (("sets", PARTS), ("decoders", DECODER_PARTS)):
             if name in parts:
                 part = parts[name]
                 meanings.setdefault((part.place, part.description), []).append(kind)
         for (place, meaning), kinds in meanings.items():
-            words = f"{meaning} ({', '.join(kinds)})"
-            known = found[place].get(name)
-            found[place][name] = words if known is None else f"{known}; {words}"
+            group = found[f"{place}, {PLACES[place]}"]
+            known = f"{group[name]}; " if name in group else ""
+            group[name] = f"{known}{meaning} ({', '.join(kinds)})"
+    found["baselines of decoders"] = _baselines()
     return found
 
 
-def _say_variants(baseline: str) -> None:
-    """Parts in groups, under the place that they change."""
-    from llmprobe.synthetic.variants import PLACES
+def _baselines() -> Names:
+    """Parts that the baseline of a task has; tasks with the same ones share a line."""
+    from llmprobe.synthetic.tasks import TASKS, DecoderTask
 
-    say_names({"baseline": baseline})
-    for place, parts in _parts_by_place().items():
-        say(f"{place}: {PLACES[place]}")
-        say_names({f"  {name}": words for name, words in parts.items()})
+    found: dict[str, list[str]] = {}
+    for name, task in TASKS.items():
+        if issubclass(task, DecoderTask) and task.baseline:
+            found.setdefault("+".join(task.baseline.values()), []).append(name)
+    return {parts: ", ".join(names) for parts, names in found.items()}
 
 
 def _prompts() -> dict[str, str]:
@@ -110,11 +110,11 @@ def _kinds() -> dict[str, str]:
     }
 
 
-_LISTS: dict[str, tuple[str, Callable[[], dict[str, str]]]] = {
+_LISTS: dict[str, tuple[str, Callable[[], Names] | Callable[[], dict[str, Names]]]] = {
     "tasks": ("what train-synthetic trains on", _tasks),
     "variants": ("parts of the networks of train-synthetic", _variants),
     "prompts": ("kinds of prompts", _prompts),
     "remedies": ("what remedy tries", _remedies),
     "kinds": ("figures of each kind of result, for plot --kind", _kinds),
 }
-"""What each list is of, and what makes it."""
+"""What each list is of, and what makes it; some lists are in groups."""

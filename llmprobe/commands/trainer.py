@@ -24,6 +24,14 @@ _TRAINING = {"rich_help_panel": "Training"}
 _NETWORK = {"rich_help_panel": "Network"}
 _TEST = {"rich_help_panel": "Test"}
 
+_TASKS = (
+    *("argmax", "dictionary", "set-complement", "othello"),
+    *("addition", "addition-reversed", "addition-hints", "addition-padded", "successor"),
+    *("dyck", "counter", "counter-3", *(f"tomita-{number}" for number in range(1, 8))),
+    *("parity", "parity-steps", "majority"),
+    *("sparse-parity", *(f"sparse-parity-{k}" for k in (6, 8, 10, 12)), "recall"),
+    *("copy", "reverse", "push", "unshift"),
+)
 _SEARCH = (
     "Random search over N settings. For set-complement and othello each is trained with and "
     "without dropout and scored with raw, EMA and BEMA weights. It draws learning rate 3e-4..1e-2, "
@@ -58,10 +66,7 @@ TASK: Group = {
         _option(
             str,
             _TASK,
-            **choice(
-                *("argmax", "dictionary", "set-complement", "othello"),
-                text="llmprobe ls tasks explains them.",
-            ),
+            **choice(*_TASKS, text="llmprobe ls tasks explains them."),
         ),
         "argmax",
     ),
@@ -76,13 +81,19 @@ SETTINGS: Group = {
     "train_lengths": _unset(
         str, _TRAINING, "Shortest and longest length in training.", metavar="5..16"
     ),
+    "concatenate": _unset(
+        int,
+        _TRAINING,
+        "Examples per training sequence, one after another, for tasks with answers of several "
+        "tokens (addition, copy, ...). Default: 1.",
+    ),
     "target": _unset(
         str,
         _TRAINING,
         **choice(
             *("sampled", "exact"),
             text="Loss against the token that came next, or against all allowed tokens "
-            "(set-complement, othello).",
+            "(set-complement, othello, formal languages).",
         ),
     ),
     "batch": _unset(int, _TRAINING, "Sets or sequences per seed and training step."),
@@ -117,14 +128,14 @@ SETTINGS: Group = {
     ),
     "width": _unset(int, _NETWORK, "Width of the network."),
     "heads": _unset(int, _NETWORK, "Attention heads per layer."),
-    "layers": _unset(int, _NETWORK, "Layers (set-complement, othello)."),
+    "layers": _unset(int, _NETWORK, "Layers of a decoder (all tasks but argmax, dictionary)."),
     "mlp_layers": _unset(
         int, _NETWORK, "Layers of the MLPs around the attention (argmax, dictionary). Default: 2."
     ),
     "value_size": _unset(
-        int, _NETWORK, "Value size per head (set-complement, othello). Default: width / heads."
+        int, _NETWORK, "Value size per head of a decoder. Default: width / heads."
     ),
-    "vocab": _unset(int, _NETWORK, "Number of tokens (set-complement)."),
+    "vocab": _unset(int, _NETWORK, "Number of tokens (set-complement, dyck, counter, counter-3)."),
     "context": _unset(
         int,
         _NETWORK,
@@ -134,8 +145,8 @@ SETTINGS: Group = {
     "lengths": _unset(
         str,
         _TEST,
-        "Lengths to test: 16..4096 doubles, 16,64,256 is a list. Default for set-complement and "
-        "othello: all lengths.",
+        "Lengths to test: 16..4096 doubles, 16,64,256 is a list. They may lie below the training "
+        "lengths too. Default for set-complement, othello and formal languages: all lengths.",
         metavar="LENGTHS",
     ),
     "sets": _unset(int, _TEST, "Tests per seed and length."),
@@ -224,9 +235,9 @@ def _of_search(options: dict[str, Any], n: int) -> dict[str, Any]:
     if n < 1:
         raise ValueError(f"search: got {n}, accepted: 1 or more settings")
     options["variant"] = options.pop("variants")
-    for name in ("score_at", "context"):
-        if options.pop(name) is not None:
-            raise ValueError(f"{name}: not for a search; leave it out")
+    for name in ("score_at", "concatenate", "context"):
+        if (value := options.pop(name)) is not None:
+            raise ValueError(f"{name}: got {value!r}, but it is not for a search; leave it out")
     drawn = ("seeds", "width", "layers", "mlp_layers", "learning_rate", "dropout", "ema_decay")
     for name in drawn:
         value = options.pop(name)

@@ -57,7 +57,8 @@ class Predicted(NamedTuple):
 
 def parse_decoder_variant(name: str, baseline: Mapping[str, str] | None = None) -> dict[str, str]:
     """The variant's parts by their place, in a task's baseline where one is given."""
-    parts = complete_places(name, {**(baseline or {}), **parse_variant(name, DECODER_PARTS)})
+    own = complete_places(name, parse_variant(name, DECODER_PARTS))
+    parts = {**(baseline or {}), **own}
     check_temperature(name, parts)
     if parts.get("softmax") == "linear" and parts.get("positions") in ("alibi", "fire"):
         raise ValueError(

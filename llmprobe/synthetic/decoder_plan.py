@@ -29,38 +29,34 @@ from llmprobe.synthetic.decoder_network import (
 from llmprobe.synthetic.decoder_scores import attention_entropy, digest_test_sequences, score
 from llmprobe.synthetic.layers import Drop, by_seed
 from llmprobe.synthetic.plan import Advance, Done, Numbers, Plan
-from llmprobe.synthetic.positions import check_couple, draw_places
-from llmprobe.synthetic.tasks import SequenceTask
+from llmprobe.synthetic.positions import Couple, check_couple, draw_places
+from llmprobe.synthetic.tasks import DecoderTask, SequenceTask
 from llmprobe.synthetic.training import Batch, Training, check_size, seed_generators, steps_of
 from llmprobe.synthetic.variants import BASELINE, Parts
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecoderTraining(Training):
-    """A training of a decoder on the first tokens of sequences."""
+class CausalTraining(Training):
+    """A training of a causal decoder, whatever it answers."""
 
     parts: ClassVar[Parts] = DECODER_PARTS
+    kind: ClassVar[type[DecoderTask]]
+    """Of the tasks."""
 
-    task: str = "set-complement"
-    shortest: int = 1
-    longest: int = 4
     vocab: int | None = None
     layers: int = 1
     value_size: int | None = None
     """Of a head; width / heads if not given."""
-    target: str = "sampled"
     context: int | None = None
-    """How many places learned and drawn positions have; those of the longest sequence if None."""
+    """How many places learned and drawn positions have; one for each token if None."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.target not in TARGETS:
-            raise ValueError(f"target: got {self.target!r}, accepted: {', '.join(TARGETS)}")
         for name in ("layers", "value_size", "context"):
             if getattr(self, name) is not None:
                 check_size(name, getattr(self, name))
         self.sequences.check(self.longest, "train_lengths")
-        check_couple(self.parse(self.variant), self.task, None)
+        check_couple(self.parse(self.variant), self.task, self.couple)
 
     def parse(self, variant: str) -> dict[str, str]:
         return parse_decoder_variant(variant, self.sequences.baseline)
@@ -69,29 +65,34 @@ class DecoderTraining(Training):
         check_decoder_heads(self.width, self.heads, self.parse(self.variant))
 
     @property
-    def places(self) -> int:
-        """The places that there are."""
-        drawn = "drawn" in self.parse(self.variant)  # for the token that comes next, too
-        return self.context or self.sequences.longest + drawn
+    def couple(self) -> Couple | None:
+        """What gives tokens that belong together their places, if the task has such."""
+        return None
 
     @property
-    def activations(self) -> int:
-        return self.batch * self.longest * (self.layers * self.width + self.sequences.vocab)
+    def places(self) -> int:
+        """The places that there are."""
+        return self.context or self.places_of(self.sequences.longest, self.variant)
+
+    def places_of(self, length: int, variant: str) -> int:
+        """The places that sequences of a length need."""
+        return length + ("drawn" in self.parse(variant))  # that of the token that comes next
+
+    def check_context(self, length: int, variant: str) -> None:
+        """Refuse too few places for sequences of a length."""
+        parts = self.parse(variant)
+        needed = self.places_of(length, variant)
+        held = "learned" in parts.values() or "drawn" in parts
+        if held and self.context is not None and self.context < needed:
+            raise ValueError(
+                f"context: got {self.context}, accepted for {variant}: the {needed} places of the "
+                "longest sequence, or more"
+            )
 
     @cached_property
-    def sequences(self) -> SequenceTask:
-        return SequenceTask.named(self.task, self.vocab)
-
-    @cached_property
-    def _chance(self) -> float:
-        """The share of right answers of guessing."""
-        tokens = self.sequences.sample(64, self.longest, torch_generator(0, "chance"))
-        allowed = self.sequences.allowed(tokens)[:, self.shortest - 1 :]
-        return float(allowed[allowed.any(dim=-1)].float().mean())
-
-    def has_learned(self, loss: Tensor, right: Tensor) -> Tensor:
-        # By answers, not by loss: with many right ones the best loss is next to that of guessing.
-        return right > self._chance + 0.05 * (1 - self._chance)
+    def sequences(self) -> Any:
+        """The task."""
+        return self.kind.named(self.task, self.vocab)
 
     def new_network(self, variant: str | None = None) -> Decoder:
         parts = self.parse(variant or self.variant)
@@ -105,6 +106,42 @@ class DecoderTraining(Training):
             value_size=self.value_size,
             context=self.places,
         )
+
+    def _sum(self, x: Tensor) -> Tensor:
+        """Over all positions of a seed's sequences."""
+        return by_seed(x, len(self.seeds)).flatten(1).float().sum(dim=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderTraining(CausalTraining):
+    """A training of a decoder on the first tokens of sequences."""
+
+    kind: ClassVar[type[DecoderTask]] = SequenceTask
+
+    task: str = "set-complement"
+    shortest: int = 1
+    longest: int = 4
+    target: str = "sampled"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.target not in TARGETS:
+            raise ValueError(f"target: got {self.target!r}, accepted: {', '.join(TARGETS)}")
+
+    @property
+    def activations(self) -> int:
+        return self.batch * self.longest * (self.layers * self.width + int(self.sequences.vocab))
+
+    @cached_property
+    def _chance(self) -> float:
+        """The share of right answers of guessing."""
+        tokens = self.sequences.sample(64, self.longest, torch_generator(0, "chance"))
+        allowed = self.sequences.allowed(tokens)[:, self.shortest - 1 :]
+        return float(allowed[allowed.any(dim=-1)].float().mean())
+
+    def has_learned(self, loss: Tensor, right: Tensor) -> Tensor:
+        # By answers, not by loss: with many right ones the best loss is next to that of guessing.
+        return right > self._chance + 0.05 * (1 - self._chance)
 
     def batches(self, block: int) -> Iterator[Batch]:
         """Tokens (seeds * batch, longest + 1), what is allowed after each but the last, and the
@@ -139,10 +176,6 @@ class DecoderTraining(Training):
         n_live = self._sum(live).clamp(min=1)  # all games of a small batch may have ended
         return self._sum(loss * live) / n_live, self._sum(hits & live) / n_live
 
-    def _sum(self, x: Tensor) -> Tensor:
-        """Over all positions of a seed's sequences."""
-        return by_seed(x, len(self.seeds)).flatten(1).float().sum(dim=1)
-
 
 @dataclass(frozen=True)
 class DecoderPlan(Plan):
@@ -154,16 +187,8 @@ class DecoderPlan(Plan):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        context, longest = self.base.context, max(*self.lengths, self.base.longest)
         for variant in self.variants:
-            parts = self.base.parse(variant)
-            needed = longest + ("drawn" in parts)
-            held = "learned" in parts.values() or "drawn" in parts
-            if held and context is not None and context < needed:
-                raise ValueError(
-                    f"context: got {context}, accepted for {variant}: the {needed} places of the "
-                    "longest sequence, or more"
-                )
+            self.base.check_context(max(*self.lengths, self.base.longest), variant)
 
     def work(self, network: Decoder) -> int:
         return self.sets

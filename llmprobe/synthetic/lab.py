@@ -35,7 +35,7 @@ _OF_SEARCH = (
 _OF_TRAINING = (
     *_OF_SEARCH,
     *("variants", "seeds", "width", "layers", "mlp_layers"),
-    *("learning_rate", "dropout", "ema_decay", "score_at", "context"),
+    *("learning_rate", "dropout", "ema_decay", "score_at", "concatenate", "context"),
 )
 """Arguments that are settings of a training or a test."""
 
@@ -49,6 +49,7 @@ def train_synthetic(
     first_seed: int = 0,
     steps: int | None = None,
     train_lengths: str | tuple[int, int] | None = None,
+    concatenate: int | None = None,
     lengths: str | Sequence[int] | None = None,
     sets: int | None = None,
     score_at: str | Sequence[int] | None = None,
@@ -75,16 +76,19 @@ def train_synthetic(
 ) -> Result:
     """Train `variants` of a network on a task and measure them at many lengths.
 
-    Returns a `SyntheticResult` for tasks of sets (argmax, dictionary) and a `LegalityResult` for
-    tasks of sequences (set-complement, othello). An argument that is None has the value of the
-    `preset` (quick, desk, paper) or of the task.
+    Returns a `SyntheticResult` for tasks of sets (argmax, dictionary), a `LegalityResult` for tasks
+    of sequences (set-complement, othello, formal languages) and an `AnswersResult` for questions
+    (addition, copy, ...); `llmprobe ls tasks` lists all. An argument that is None has the value of
+    the `preset` (quick, desk, paper) or of the task.
 
     Args:
         variants: `baseline`, or parts joined by a plus (`layernorm+ssmax`). The first variant is
             the one that the others are compared with.
         seeds: networks of each variant.
         train_lengths: shortest and longest length in training.
-        lengths: lengths to test. Tasks of sequences are tested at all of them by default.
+        concatenate: for questions, examples of a training sequence, one after another; 1 if None.
+        lengths: lengths to test, below those of training too. By default tasks of sequences are
+            tested at all of them, and questions on both sides of the training lengths.
         sets: tests at each length, drawn anew for each seed and shared by its variants.
         score_at: for sets, earlier steps at which the same networks are tested too, such as
             (1000, 3000); see `SyntheticResult.step_frame`.
@@ -92,11 +96,12 @@ def train_synthetic(
             points to the accuracy on argmax with 256 items, so compare runs with the same.
         target: for sequences, what the loss is computed against: the token that came next
             ("sampled") or all allowed tokens ("exact").
-        layers, value_size: for sequences; `value_size` is per head.
-        context: for sequences, the number of learned positions, or of those that randomized and
-            coupled ones are drawn from; the longest sequence's if None.
+        layers, value_size: for sequences and questions; `value_size` is per head.
+        context: for sequences and questions, the number of learned positions, or of those that
+            randomized and coupled ones are drawn from; as many as the longest sequence has tokens
+            if None.
         mlp_layers: for sets, the linear maps of each MLP; 2 if None.
-        vocab: number of tokens, for set-complement.
+        vocab: number of tokens, for set-complement, dyck, counter and counter-3.
         output: folder for the result and its checkpoints. The same call resumes there.
         overwrite: begin again if the folder holds a training.
         progress: True for a bar, or a function called as `progress(what, done, total, note)`.

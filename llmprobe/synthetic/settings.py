@@ -12,18 +12,33 @@ from typing import Any
 from llmprobe.base.lengths import LONGEST, parse_lengths
 from llmprobe.base.seeds import check_seed
 from llmprobe.errors import CheckpointError
+from llmprobe.synthetic.answer_plan import AnswerPlan, AnswerTraining
 from llmprobe.synthetic.decoder_plan import DecoderPlan, DecoderTraining
 from llmprobe.synthetic.plan import TESTS, Plan
 from llmprobe.synthetic.search_plan import SearchPlan
 from llmprobe.synthetic.set_network import PARTS
 from llmprobe.synthetic.set_plan import SetPlan, SetTraining
 from llmprobe.synthetic.set_search_plan import COMPARED, STEPS, TIMES, SetSearchPlan
-from llmprobe.synthetic.tasks import SequenceTask, SetTask, Task
+from llmprobe.synthetic.tasks import TASKS, AnswerTask, SequenceTask, SetTask, Task
 from llmprobe.synthetic.training import Training
 from llmprobe.synthetic.variants import BASELINE, parse_variant
 
 _TESTS = ("variants", "lengths", "sets", "score_at")
 """What a plan has besides its training."""
+_TRAININGS: dict[type[Task], type[Training]] = {
+    SetTask: SetTraining,
+    SequenceTask: DecoderTraining,
+    AnswerTask: AnswerTraining,
+}
+_PLANS: dict[type[Training], type[Plan]] = {
+    SetTraining: SetPlan,
+    DecoderTraining: DecoderPlan,
+    AnswerTraining: AnswerPlan,
+}
+_SEARCHES: dict[type[Training], type[Plan]] = {
+    SetTraining: SetSearchPlan,
+    DecoderTraining: SearchPlan,
+}
 _DRAWN_PLACES = {"residual", "projection"}
 """Parts that a search over sets draws."""
 _DRAWN = ("randomized", "coupled", "predicted")
@@ -58,7 +73,9 @@ def plan_search(
     searched = Task.named(task, given.get("vocab"))
     if isinstance(searched, SetTask):
         return _plan_set_search(searched, n, given, preset=preset, first_seed=first_seed)
-    assert isinstance(searched, SequenceTask)
+    if not isinstance(searched, SequenceTask):
+        known = (name for name, kind in TASKS.items() if issubclass(kind, SetTask | SequenceTask))
+        raise ValueError(f"task: got {task!r}, accepted for a search: {', '.join(known)}")
     # A learning rate that falls to 0 would leave no noise for an average to remove.
     own = {"schedule": "constant", "variants": searched.searched, "seeds": n}
     chosen = _chosen(task, own | dict(given), preset)
@@ -111,12 +128,8 @@ def plan_of(configuration: Mapping[str, Any]) -> Plan:
     base = training_of({name: x for name, x in configuration.items() if name in names})
     variants, lengths, sets = (configuration[name] for name in _TESTS[:3])
     tests = (tuple(lengths), sets, tuple(configuration.get("score_at", ())))
-    if isinstance(base, DecoderTraining):
-        kind = SearchPlan if "search" in configuration else DecoderPlan
-        return kind(tuple(variants), base, *tests)
-    assert isinstance(base, SetTraining)
-    kind_of_sets = SetSearchPlan if "search" in configuration else SetPlan
-    return kind_of_sets(tuple(variants), base, *tests)
+    kinds = _SEARCHES if "search" in configuration else _PLANS
+    return kinds[type(base)](tuple(variants), base, *tests)
 
 
 def training_of(facts: Mapping[str, Any]) -> Training:
@@ -128,8 +141,9 @@ def training_of(facts: Mapping[str, Any]) -> Training:
         raise CheckpointError(f"a checkpoint of another version: {error}") from None
 
 
-def _training_class(task: str) -> type[DecoderTraining] | type[SetTraining]:
-    return DecoderTraining if isinstance(Task.named(task), SequenceTask) else SetTraining
+def _training_class(task: str) -> type[Training]:
+    found = type(Task.named(task))
+    return next(training for kind, training in _TRAININGS.items() if issubclass(found, kind))
 
 
 def _fields_of(training: type[Training]) -> set[str]:
@@ -159,6 +173,8 @@ def _chosen(task: str, given: Mapping[str, Any], preset: str) -> dict[str, Any]:
     shortest, longest = _train_lengths(chosen.pop("train_lengths"))
     if "train_lengths" not in given:
         longest = min(longest, of_task.longest)
+    if isinstance(of_task, AnswerTask):
+        chosen.setdefault("lengths", of_task.tested(shortest, longest))
     return chosen | {"shortest": shortest, "longest": longest}
 
 
@@ -172,8 +188,8 @@ def _plan(task: str, chosen: dict[str, Any], first_seed: int) -> Plan:
     lengths = parse_lengths(lengths)
     Task.named(task, chosen.get("vocab")).check(lengths[-1])
     base = _training_class(task)(task=task, **chosen)
-    kind: type[Plan] = DecoderPlan if isinstance(base, DecoderTraining) else SetPlan
-    if score_at and kind is DecoderPlan:
+    kind = _PLANS[type(base)]
+    if score_at and kind is not SetPlan:
         raise ValueError(f"score_at: got {score_at!r}, but it is not for {task}; leave it out")
     return kind(_variants(names, base), base, lengths, sets, _steps(score_at))
 

@@ -2,16 +2,20 @@
 
     tokens, labels = SetTask.named("argmax").sample(128, length=16, generator=generator)
     tokens = SequenceTask.named("set-complement", vocab=32).sample(128, 16, generator)
+    tokens = AnswerTask.named("addition").sample(128, 16, generator)
 
 A `SetTask` has one right answer: the class of one item. Its length counts the items; the query is
 one token more. In a `SequenceTask` several tokens are allowed to come next, and all of them are
-equally likely. Its length counts the tokens that are given.
+equally likely. Its length counts the tokens that are given. An `AnswerTask` has one right answer of
+several tokens, such as the digits of a sum. Its length counts digits or items.
 
-To add a task, write a subclass of one of the two with a `name`. That registers it: it can be
-trained by name, and `llmprobe ls tasks` lists it.
+To add a task, write a subclass of one of the three with a `name`, here or in a module that
+`synthetic/__init__.py` imports. That registers it: it can be trained by name, and
+`llmprobe ls tasks` lists it.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -38,6 +42,8 @@ class Task(ABC):
     """What is common to all tasks. The first line of a task's docstring is its description."""
 
     name: ClassVar[str]
+    kind: ClassVar[str]
+    """What tasks of this kind have in common, for `llmprobe ls tasks`."""
     unit: ClassVar[str]
     """What a length counts."""
     longest: int
@@ -77,6 +83,7 @@ class Task(ABC):
 class SetTask(Task):
     """Sets with one right answer, the class of one item."""
 
+    kind = "sets, with one right answer"
     unit = "items"
     longest: int = LONGEST
     item_size: ClassVar[int]
@@ -119,14 +126,20 @@ class SetTask(Task):
         """The query as a network sees it: (...) tokens to (..., query_size) numbers."""
 
 
-class SequenceTask(Task):
-    """Sequences in which each token is a fair draw of those that are allowed there."""
+class DecoderTask(Task):
+    """What a causal decoder is trained on."""
 
-    unit = "tokens"
     vocab: int
     """Tokens that a network knows."""
     baseline: ClassVar[dict[str, str]] = {}
     """Parts of the baseline network by their place; without any it is attention alone."""
+
+
+class SequenceTask(DecoderTask):
+    """Sequences in which each token is a fair draw of those that are allowed there."""
+
+    kind = "sequences, with several tokens that may come next"
+    unit = "tokens"
     searched: ClassVar[str] = "baseline"
     """The network that `search_synthetic` draws settings for, where none is named."""
     defaults: ClassVar[dict[str, Any]] = {
@@ -158,6 +171,90 @@ class SequenceTask(Task):
 
         None where the sequence has ended.
         """
+
+
+class AnswerTask(DecoderTask):
+    """Examples of a question and its one right answer, which has one or more tokens.
+
+    All examples of a length have as many tokens. The network is given the question and predicts the
+    answer, token after token. The end of an answer is a token of it, unless all answers of a length
+    are equally long.
+    """
+
+    kind = "questions, with one right answer of one or more tokens"
+    words: ClassVar[tuple[str, ...]]
+    """What each token is written as."""
+    baseline: ClassVar[dict[str, str]] = {"mlp": "mlp", "norm": "prenorm", "positions": "rotary"}
+    defaults: ClassVar[dict[str, Any]] = {
+        "variants": "baseline,learned",
+        "train_lengths": "1..10",
+        "width": 64,
+        "heads": 4,
+        "layers": 2,
+        "batch": 64,
+        "learning_rate": 2e-3,
+        "weight_decay": 1e-2,
+        "warmup": 100,
+    }
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "quick": {"seeds": 2, "steps": 1000, "sets": 256},
+        "desk": {"seeds": 8, "steps": 5000, "sets": 512},
+        "paper": {"seeds": 8, "steps": 50_000, "sets": 1024, "width": 256},
+    }
+
+    def __init__(self, vocab: int | None = None) -> None:
+        super().__init__(vocab)
+        self.vocab = len(self.words)
+
+    @abstractmethod
+    def sample(self, n: int, length: int, generator: torch.Generator) -> Tensor:
+        """Tokens (n, size) of whole examples, from the generator alone."""
+
+    @abstractmethod
+    def answer(self, length: int) -> slice:
+        """Which tokens of an example are its answer; it stops where the example ends."""
+
+    @abstractmethod
+    def solve(self, tokens: Sequence[int]) -> list[int]:
+        """The answer to one example, in plain Python, from the tokens that are no answer."""
+
+    def places(self, length: int) -> list[int] | None:
+        """For position coupling: a place for each token of an example; None if there are none.
+
+        Tokens of one place belong together, such as digits of equal significance. Places count from
+        1; 0 is for a token without one. They follow from the length alone, so they give nothing of
+        the answer away.
+        """
+        return None
+
+    def couple(self, tokens: Tensor) -> Tensor | None:
+        """The places of tokens (n, size), in the same shape."""
+        places = self.places(self.length_of(tokens))
+        return None if places is None else torch.tensor(places).expand_as(tokens).to(tokens.device)
+
+    def size(self, length: int) -> int:
+        """Tokens of an example."""
+        return int(self.answer(length).stop)
+
+    def length_of(self, tokens: Tensor) -> int:
+        """The length that examples (n, size) are of: sizes grow evenly."""
+        first, step = self.size(1), self.size(2) - self.size(1)
+        return 1 + (tokens.shape[1] - first) // step
+
+    def tested(self, shortest: int, longest: int) -> list[int]:
+        """Lengths to test where none are given: on both sides of those of training."""
+        below = {1, shortest // 2, shortest - 1}
+        within = {shortest, (shortest + longest) // 2, longest}
+        beyond = {longest + 1, *(times * longest // 4 for times in (5, 6, 8, 10, 12, 16))}
+        return sorted(n for n in below | within | beyond if 1 <= n <= self.longest)
+
+    def show(self, tokens: Sequence[int] | Tensor) -> str:
+        """Tokens of one example as they are written."""
+        return " ".join(self.words[token] for token in torch.as_tensor(tokens).tolist())
+
+    def read(self, text: str) -> list[int]:
+        """The tokens of what `show` writes."""
+        return [self.words.index(word) for word in text.split()]
 
 
 class ArgmaxTask(SetTask):

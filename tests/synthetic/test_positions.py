@@ -7,9 +7,12 @@ import pytest
 import torch
 
 from llmprobe import probe_variance
+from llmprobe.synthetic.answer_plan import AnswerPlan, AnswerTraining
+from llmprobe.synthetic.answer_scores import draw_test_examples, score_answers
 from llmprobe.synthetic.decoder_network import DECODER_PARTS, Decoder, parse_decoder_variant
 from llmprobe.synthetic.decoder_plan import DecoderTraining
 from llmprobe.synthetic.decoder_scores import attention_entropy, score
+from llmprobe.synthetic.layers import no_drop
 from llmprobe.synthetic.positions import (
     check_couple,
     complete_places,
@@ -97,7 +100,8 @@ def test_a_context_that_is_too_small_is_refused(parts):
 
 def test_drawn_places_are_learned_where_nothing_else_is_said():
     assert parse_decoder_variant("coupled") == {"drawn": "coupled", "positions": "learned"}
-    assert parse_decoder_variant("coupled", {"positions": "rotary"})["positions"] == "rotary"
+    assert parse_decoder_variant("coupled", {"positions": "rotary"})["positions"] == "learned"
+    assert parse_decoder_variant("rotary+coupled", {})["positions"] == "rotary"
     for name, part in DECODER_PARTS.items():
         if part.place == "drawn":
             with pytest.raises(ValueError, match=f"{name} places for nope; accepted: learned"):
@@ -172,3 +176,88 @@ def test_a_trained_decoder_is_probed_like_any_model(variant):
     assert len(result.slope) == 2
     alone = train(dataclasses.replace(training, seeds=(2,)))
     torch.testing.assert_close(stack.losses[:, 1], alone.losses[:, 0], rtol=0, atol=1e-5)
+
+
+SUM = AnswerTraining(
+    task="addition-reversed",
+    width=8,
+    heads=2,
+    batch=3,
+    steps=3,
+    longest=3,
+    seeds=(4, 9),
+    context=12,
+)
+
+
+@pytest.mark.parametrize("concatenate", [1, 2])
+@pytest.mark.parametrize("variant", ["coupled", "rotary+predicted"])
+def test_questions_have_the_tasks_places_and_the_second_head_learns_those_of_answers(
+    variant, concatenate
+):
+    training = dataclasses.replace(SUM, variant=variant, concatenate=concatenate)
+    network = opinionated_as(training)
+    for given, places in training.batches(0):
+        example = given.shape[1] // concatenate
+        own = torch.tensor(
+            training.sequences.places(training.sequences.length_of(given[:, :example]))
+        )
+        for row in places.split(example, dim=1):
+            moved = row - own
+            assert (moved[:, own > 0] == moved[:, :1]).all()
+            assert (row[:, own == 0] == 0).all()
+        loss, _ = training.losses(network, (given, places), no_drop)
+        logits, placed = network(given[:, :-1], places=places[:, :-1])
+        asked = training.sequences.answer(training.sequences.length_of(given[:, :example]))
+        at = [n + k * example for k in range(concatenate) for n in range(example)[asked]]
+        before = [n - 1 for n in at]
+        expected = -logits.log_softmax(-1)[:, before].gather(-1, given[:, at, None])[..., 0]
+        if placed is not None:
+            found = placed.log_softmax(-1)[:, before]
+            expected = expected - found.gather(-1, places[:, at, None])[..., 0]
+        means = expected.unflatten(0, (2, -1)).flatten(1).mean(dim=1)
+        torch.testing.assert_close(loss, means.float(), rtol=1e-5, atol=1e-6)
+
+
+def opinionated_as(training):
+    network = training.new_network().double()
+    generator = torch.Generator().manual_seed(1)
+    for parameter in network.parameters():
+        parameter.data += torch.randn(parameter.shape, generator=generator)
+    return network
+
+
+@pytest.mark.parametrize("variant", ["coupled", "predicted", "fire+randomized"])
+@torch.no_grad()
+def test_answers_are_scored_with_places_as_one_token_after_the_other(variant, monkeypatch):
+    training = dataclasses.replace(SUM, variant=variant, context=20)
+    network, task = opinionated_as(training), training.sequences
+    found = score_answers(network, task, (2, 4), 12)
+    for seed in range(2):
+        alone = score_answers(network.member(seed), task, (2, 4), 12)
+        np.testing.assert_allclose(alone["token_accuracy"], found["token_accuracy"][[seed]])
+    monkeypatch.setattr("llmprobe.synthetic.answer_scores._CHUNK", {"cpu": 1})
+    again = score_answers(network, task, (2, 4), 12)
+    np.testing.assert_allclose(again["token_accuracy"], found["token_accuracy"])
+    if variant == "fire+randomized":
+        return
+    (given,) = draw_test_examples(task, 4, 12, seed=9)
+    alone, asked = network.member(1), task.answer(4)
+    places = torch.tensor(task.places(4)).expand_as(given).clone()
+    right = torch.zeros(12, asked.stop - asked.start)
+    for n in range(asked.start, asked.stop):
+        logits, placed = alone(given[:, :n], places=places[:, :n])
+        right[:, n - asked.start] = (logits[:, -1].argmax(-1) == given[:, n]).float()
+        if placed is not None:
+            places[:, n] = placed[:, -1].argmax(-1)
+    assert found["token_accuracy"][1, 1] == pytest.approx(float(right.mean()))
+
+
+def test_places_of_questions_are_refused_where_there_are_too_few_or_none():
+    with pytest.raises(ValueError, match="coupled needs tokens that belong together, but parity "):
+        dataclasses.replace(SUM, task="parity", variant="coupled")
+    AnswerPlan(("coupled",), dataclasses.replace(SUM, context=6), (4,), 8)
+    with pytest.raises(ValueError, match="context: got 6, accepted for coupled: the 7 places"):
+        AnswerPlan(("coupled",), dataclasses.replace(SUM, context=6), (5,), 8)
+    with pytest.raises(ValueError, match="context: got 6, accepted for learned: the 16 places"):
+        AnswerPlan(("baseline", "learned"), dataclasses.replace(SUM, context=6), (4,), 8)

@@ -14,13 +14,12 @@ from llmprobe.synthetic.decoder_plan import DecoderTraining
 from llmprobe.synthetic.othello import SQUARES, as_squares, legal_moves, replay
 from llmprobe.synthetic.tasks import TASKS, ComplementTask, OthelloTask, SequenceTask
 
-CASES = {"set-complement": lambda: ComplementTask(9), "othello": OthelloTask}
+CASES = {name: task for name, task in TASKS.items() if issubclass(task, SequenceTask)}
+CASES |= {"set-complement": lambda: ComplementTask(9)}
 LEAST = 1e-6
 """Of a p-value: fair draws fall below it once in a million."""
 
-every_task = pytest.mark.parametrize(
-    "name", [name for name, task in TASKS.items() if issubclass(task, SequenceTask)]
-)
+every_task = pytest.mark.parametrize("name", CASES)
 
 
 def generator(seed=0):
@@ -62,6 +61,18 @@ def test_what_came_next_was_allowed_and_what_is_allowed_looks_back_alone(name):
     assert torch.equal(came, allowed.any(dim=-1))
     for length in (1, 4, task.longest - 1):
         assert torch.equal(task.allowed(tokens[:, : length + 1]), allowed[:, :length])
+
+
+@every_task
+def test_every_token_is_a_fair_draw_of_those_allowed(name):
+    task = CASES[name]()
+    tokens = task.sample(400, min(task.longest, 30), generator())
+    allowed = task.allowed(tokens)
+    # Which of the allowed tokens came, by how many there were.
+    rank = (allowed.cumsum(dim=-1) - 1).gather(-1, tokens[:, 1:, None])[..., 0]
+    for n in allowed.sum(dim=-1).unique().tolist():
+        counts = rank[allowed.sum(dim=-1) == n].bincount(minlength=n) if n else []
+        assert n < 2 or stats.chisquare(counts).pvalue > LEAST
 
 
 @given(st.data())

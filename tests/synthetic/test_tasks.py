@@ -11,8 +11,17 @@ from llmprobe import search_synthetic, train_synthetic
 from llmprobe.synthetic import tasks
 from llmprobe.synthetic.set_tokens import N_CLASSES
 from llmprobe.synthetic.settings import plan_search, plan_training
-from llmprobe.synthetic.tasks import TASKS, ArgmaxTask, ComplementTask, SequenceTask, SetTask, Task
+from llmprobe.synthetic.tasks import (
+    TASKS,
+    AnswerTask,
+    ArgmaxTask,
+    ComplementTask,
+    SequenceTask,
+    SetTask,
+    Task,
+)
 
+KINDS = (SetTask, SequenceTask, AnswerTask)
 SMALL = {"seeds": 1, "steps": 3, "sets": 8, "width": 8}
 
 
@@ -23,17 +32,17 @@ def test_the_examples_in_the_manual_hold():
 
 
 def test_tasks_are_found_by_name_and_kind():
-    assert list(TASKS) == ["argmax", "dictionary", "set-complement", "othello"]
+    assert list(TASKS)[:4] == ["argmax", "dictionary", "set-complement", "othello"]
     for name, task in TASKS.items():
         assert task.name == name
         assert type(Task.named(name)) is task
-        kind, other = (
-            (SetTask, SequenceTask) if issubclass(task, SetTask) else (SequenceTask, SetTask)
-        )
+        (kind,) = (kind for kind in KINDS if issubclass(task, kind))
         assert type(kind.named(name)) is task
-        with pytest.raises(ValueError, match=f"^task: got '{name}', accepted: "):
-            other.named(name)
-    with pytest.raises(ValueError, match=r"^task: got 'chess', accepted: argmax, .*, othello$"):
+        assert task.kind == kind.kind
+        for other in set(KINDS) - {kind}:
+            with pytest.raises(ValueError, match=f"^task: got '{name}', accepted: "):
+                other.named(name)
+    with pytest.raises(ValueError, match=r"^task: got 'chess', accepted: argmax, .*, unshift$"):
         Task.named("chess")
 
 
@@ -93,6 +102,30 @@ def test_a_set_task_takes_one_class():
     result = train_synthetic("argmin", lengths="16", **SMALL)
     assert (result.kind, result.task) == ("synthetic", "argmin")
     assert result.accuracy.shape == (2, 1, 1)
+
+
+@pytest.mark.usefixtures("registry")
+def test_a_question_takes_one_class():
+    class LastTask(AnswerTask):
+        """Which number came last?"""
+
+        name = "last"
+        unit, longest, words = "numbers", 9, ("0", "1", "?")
+
+        def sample(self, n, length, generator):
+            numbers = torch.randint(2, (n, length), generator=generator)
+            return torch.cat([numbers, torch.full((n, 1), 2), numbers[:, -1:]], dim=1)
+
+        def answer(self, length):
+            return slice(length + 1, length + 2)
+
+        def solve(self, tokens):
+            return [tokens[-3]]
+
+    result = train_synthetic("last", train_lengths="2..3", **SMALL)
+    assert (result.kind, result.task, result.unit) == ("answers", "last", "numbers")
+    assert result.lengths == (1, 2, 3, 4, 6, 7, 9)
+    assert np.isfinite(result.exact).all()
 
 
 @pytest.mark.usefixtures("registry")
