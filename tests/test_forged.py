@@ -7,6 +7,7 @@ import random
 import tracemalloc
 
 import pytest
+from answer_samples import make_answers_result
 from legal_samples import make_legality_result
 from mechanism_samples import make_mechanism_result
 from samples import (
@@ -31,6 +32,7 @@ MAKE = {
     "retrieval": make_retrieval_result,
     "synthetic": make_synthetic_result,
     "legality": make_legality_result,
+    "answers": make_answers_result,
     "search": make_search_result,
     "mechanism": make_mechanism_result,
     "set-search": lambda: make_set_search_result(5),  # too few for resampled intervals

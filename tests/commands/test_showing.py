@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from answer_samples import make_answers_result
 from checkout import shown_text
 from legal_samples import make_legality_result
 from matplotlib.text import Text
@@ -36,6 +37,7 @@ MAKERS = {
     "retrieval": make_retrieval_result,
     "synthetic": make_synthetic_result,
     "legality": make_legality_result,
+    "answers": make_answers_result,
     "search": make_search_result,
     "mechanism": make_mechanism_result,
     "set-search": make_set_search_result,

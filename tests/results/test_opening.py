@@ -42,7 +42,7 @@ def test_every_kind_is_known_by_the_module_it_is_in():
     assert {kind.__module__ for kind in known_kinds().values()} <= modules
     assert known_kinds().keys() == {
         *("variance", "attention", "loss", "retrieval", "remedy", "ablation"),
-        *("synthetic", "legality", "search", "set-search", "mechanism"),
+        *("synthetic", "legality", "answers", "search", "set-search", "mechanism"),
     }
     assert all(
         issubclass(kind, Result) and kind.kind == name for name, kind in known_kinds().items()

@@ -69,7 +69,7 @@ def draw_solved(
     rows: Any = np.asarray(solved)
     names = list(frame.variant)
     with styled_axes(ax, height=0.9 + 0.28 * len(names)) as ax:
-        for at, (own, color) in enumerate(zip(rows, palette(len(names)), strict=True)):
+        for at, (own, color) in enumerate(zip(rows, palette(len(names)), strict=False)):
             offsets = np.linspace(-_SPREAD, _SPREAD, len(own)) if len(own) > 1 else np.zeros(1)
             ax.plot(own, at + offsets, "o", color=color, ms=3, mew=0, alpha=0.8)
             ax.plot(frame["mean"].iloc[at], at, "|", color=color, ms=14, mew=2)
