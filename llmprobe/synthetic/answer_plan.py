@@ -52,6 +52,10 @@ class AnswerTraining(CausalTraining):
         check_size("concatenate", self.concatenate)
 
     @property
+    def examples(self) -> int:
+        return self.concatenate
+
+    @property
     def couple(self) -> Couple | None:
         return None if self.sequences.places(1) is None else self._couple
 
@@ -62,7 +66,8 @@ class AnswerTraining(CausalTraining):
 
     def places_of(self, length: int, variant: str) -> int:
         task = self.sequences
-        if self.parse(variant).get("drawn") in ("coupled", "predicted"):
+        parts = self.parse(variant)
+        if parts.get("drawn") in ("coupled", "predicted") and "bias" not in parts:
             return int(max(task.places(length)))
         return int(max(task.size(length), self.concatenate * task.size(self.longest)))
 

@@ -4,12 +4,15 @@ The plain softmax is torch's own attention, where nobody asks for the weights; a
 them.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from llmprobe.synthetic.calibration import Calibrated
 from llmprobe.synthetic.layers import Drop, SeedLinear, no_drop
 from llmprobe.synthetic.positions import POSITIONS, Positions, spread
 from llmprobe.synthetic.softmaxes import (
@@ -25,6 +28,9 @@ from llmprobe.synthetic.variants import Part
 DECODER_SOFTMAXES = {
     **SOFTMAXES,
     "linear": Part("softmax", "ReLU features of queries and keys, without softmax", LinearWeights),
+    "linear-swap": Part(
+        "softmax", "linear, fine-tuned from the trained softmax", LinearWeights, staged=True
+    ),
     "sparse": Part(
         "softmax", "queries with a high largest logit attend, others take the mean", SparseQueries
     ),
@@ -51,7 +57,9 @@ class DecoderAttention(nn.Module):
         seeds: int,
         layer_idx: int,
         parts: dict[str, str],
+        context: int = 0,
     ) -> None:
+        """`context`: the most tokens, for a calibrated bias."""
         super().__init__()
         self.config = AttentionConfig()
         self.layer_idx = layer_idx
@@ -74,6 +82,7 @@ class DecoderAttention(nn.Module):
         self.softmax.cold = "temperature" in parts
         kind = POSITIONS[parts["positions"]].build if "positions" in parts else Positions
         self.positions: Positions = kind(seeds, heads)
+        self.calibrated = Calibrated(seeds, heads, context) if "bias" in parts else None
 
     def forward(
         self, x: Tensor, drop: Drop = no_drop, places: Tensor | None = None
@@ -86,7 +95,7 @@ class DecoderAttention(nn.Module):
         k = self.k_proj(x).unflatten(-1, (self.maps, -1)).transpose(1, 2)
         v = self.v_proj(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         q, k = self.positions.turn(q, k, places)
-        bias = self.positions.bias(places)
+        bias = self._bias(places)
         bias = None if bias is None else bias.to(q)
         seen = torch.ones(q.shape[2], q.shape[2], device=x.device, dtype=torch.bool).tril()
         weights = None
@@ -104,3 +113,30 @@ class DecoderAttention(nn.Module):
         shape = heads.shape
         heads = self.softmax.norm(heads.flatten(0, 2)).view(shape)
         return self.o_proj(heads.transpose(1, 2).flatten(2)), weights
+
+    def _bias(self, places: Tensor) -> Tensor | None:
+        bias = self.positions.bias(places)
+        if self.calibrated is None:
+            return bias
+        lines = spread(self.calibrated(places.shape[1]), len(places))
+        return lines if bias is None else bias + lines
+
+
+@contextmanager
+def weights_seen(network: nn.Module) -> Iterator[list[Tensor]]:
+    """A list that each layer's attention weights are added to, in a forward inside the context."""
+    rows: list[Tensor] = []
+    hooks = []
+    layers = [module for module in network.modules() if isinstance(module, DecoderAttention)]
+    before = [layer.config for layer in layers]
+    for layer in layers:
+        layer.config = AttentionConfig()
+        layer.config._attn_implementation = "eager"
+        hooks.append(layer.register_forward_hook(lambda _, __, made: rows.append(made[1])))
+    try:
+        yield rows
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for layer, config in zip(layers, before, strict=True):
+            layer.config = config

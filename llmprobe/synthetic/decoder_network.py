@@ -15,7 +15,7 @@ from typing import ClassVar, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from llmprobe.synthetic.decoder_attention import DECODER_SOFTMAXES, DecoderAttention
+from llmprobe.synthetic.decoder_attention import DECODER_SOFTMAXES, DecoderAttention, weights_seen
 from llmprobe.synthetic.layers import (
     Drop,
     SeedEmbedding,
@@ -23,6 +23,7 @@ from llmprobe.synthetic.layers import (
     SeedMlp,
     SeedNetwork,
     SeedNorm,
+    by_seed,
     check_heads,
     no_drop,
 )
@@ -38,6 +39,9 @@ DECODER_PARTS = {
     "nonorm": Part("norm", "no norm, where the task's baseline has one"),
     **POSITIONS,
     **DECODER_SOFTMAXES,
+    "calibrated": Part(
+        "bias", "kept on the lines along which a first training attends", staged=True
+    ),
     "adaptive": Part("temperature", "a colder softmax where it is spread thin, at test time only"),
     "dropout": Part(
         "dropout", "dropout on embeddings, attention weights and what is added, while training"
@@ -60,11 +64,21 @@ def parse_decoder_variant(name: str, baseline: Mapping[str, str] | None = None) 
     own = complete_places(name, parse_variant(name, DECODER_PARTS))
     parts = {**(baseline or {}), **own}
     check_temperature(name, parts)
-    if parts.get("softmax") == "linear" and parts.get("positions") in ("alibi", "fire"):
+    if parts.get("softmax", "").startswith("linear") and parts.get("positions") in (
+        "alibi",
+        "fire",
+    ):
         raise ValueError(
             f"variants: {name!r} has no logits that {parts['positions']} could be added to"
         )
+    if "bias" in parts and "softmax" in parts:
+        raise ValueError(f"variants: {name!r} calibrates {parts['softmax']}; accepted: the softmax")
     return parts
+
+
+def needs_context(parts: Mapping[str, str]) -> bool:
+    """Whether a network with these parts has a table of positions."""
+    return "learned" in parts.values() or bool({"drawn", "bias"} & set(parts))
 
 
 def check_decoder_heads(width: int, heads: int, parts: Mapping[str, str]) -> None:
@@ -83,14 +97,16 @@ class DecoderLayer(nn.Module):
         self,
         width: int,
         heads: int,
+        *,
         value_size: int,
         seeds: int,
-        layer_idx: int,
         parts: dict[str, str],
+        **place: int,
     ) -> None:
+        """`place`: the other arguments of the attention."""
         super().__init__()
         self.attention = DecoderAttention(
-            width, heads, value_size, seeds=seeds, layer_idx=layer_idx, parts=parts
+            width, heads, value_size, seeds=seeds, parts=parts, **place
         )
         self.mlp = SeedMlp(seeds, width, 4 * width, width) if "mlp" in parts else None
         self.place = parts.get("norm", "nonorm")
@@ -151,12 +167,24 @@ class Decoder(SeedNetwork):
         self.variant, self.parts, self.context = variant, parts, context
         self.embedding = SeedEmbedding(n, vocab, width)
         learned, predicted = (name in parts.values() for name in ("learned", "predicted"))
-        if context is None and (learned or "drawn" in parts):
-            raise ValueError("learned and drawn positions need a context, the most tokens given")
+        if context is None and needs_context(parts):
+            raise ValueError(
+                "learned and drawn positions and calibrated attention need a context, the most "
+                "tokens given"
+            )
         n_places = (context or 0) + ("drawn" in parts)  # drawn ones begin with 1
         self.positions = SeedEmbedding(n, n_places, width) if learned else None
         self.layers = nn.ModuleList(
-            DecoderLayer(width, heads, size, n, index, parts) for index in range(layers)
+            DecoderLayer(
+                width,
+                heads,
+                value_size=size,
+                seeds=n,
+                layer_idx=index,
+                parts=parts,
+                context=context or 0,
+            )
+            for index in range(layers)
         )
         final = parts.get("norm") == "prenorm"
         self.norm = SeedNorm(n, width, gain=True, bias=True) if final else nn.Identity()
@@ -211,3 +239,18 @@ class Decoder(SeedNetwork):
         x = self.norm(x)
         placed = None if self.placing is None else self.placing(x)
         return Predicted(self.unembedding(x), placed)
+
+    def begin_with(self, first: "Decoder", tokens: Tensor, places: Tensor | None) -> None:
+        """Take what staged parts need from a trained decoder without them, on some tokens.
+
+        A swapped softmax begins with all weights that both have, a calibrated bias with what the
+        last layer attends to.
+        """
+        if self.parts.get("softmax") == "linear-swap":
+            self.load_state_dict(first.state_dict(), strict=False)
+        if "bias" in self.parts:
+            with torch.no_grad(), weights_seen(first) as rows:
+                first(tokens, places=places)
+            mean = by_seed(rows[-1], len(self.seeds)).mean(dim=1)
+            for layer in self.layers:
+                layer.attention.calibrated.calibrate(mean)

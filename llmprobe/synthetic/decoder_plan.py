@@ -24,6 +24,7 @@ from llmprobe.synthetic.decoder_network import (
     DECODER_PARTS,
     Decoder,
     check_decoder_heads,
+    needs_context,
     parse_decoder_variant,
 )
 from llmprobe.synthetic.decoder_scores import attention_entropy, digest_test_sequences, score
@@ -80,10 +81,12 @@ class CausalTraining(Training):
 
     def check_context(self, length: int, variant: str) -> None:
         """Refuse too few places for sequences of a length."""
-        parts = self.parse(variant)
         needed = self.places_of(length, variant)
-        held = "learned" in parts.values() or "drawn" in parts
-        if held and self.context is not None and self.context < needed:
+        if (
+            needs_context(self.parse(variant))
+            and self.context is not None
+            and self.context < needed
+        ):
             raise ValueError(
                 f"context: got {self.context}, accepted for {variant}: the {needed} places of the "
                 "longest sequence, or more"
@@ -106,6 +109,28 @@ class CausalTraining(Training):
             value_size=self.value_size,
             context=self.places,
         )
+
+    def begin(self, network: Decoder, first: Decoder) -> None:
+        lots = seed_generators(self, "first stage", 0)
+        n = self.batch * self.examples
+        drawn = [self.sequences.sample(n, self.longest, generator) for generator in lots]
+        tokens = torch.cat(drawn).reshape(self.batch * len(self.seeds), -1)
+        places = draw_places(
+            self.parse(self.variant),
+            tokens,
+            lots,
+            context=self.places,
+            couple=self.couple,
+            training=False,
+        )
+        device = next(network.parameters()).device
+        given = None if places is None else places[:, :-1].to(device)
+        network.begin_with(first, tokens[:, :-1].to(device), given)
+
+    @property
+    def examples(self) -> int:
+        """Of a training sequence."""
+        return 1
 
     def _sum(self, x: Tensor) -> Tensor:
         """Over all positions of a seed's sequences."""

@@ -10,7 +10,6 @@ seed has its own test sequences, the same for all of its variants.
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -22,7 +21,7 @@ from llmprobe.base.seeds import torch_generator
 from llmprobe.base.transfers import upload
 from llmprobe.results.legality import N_ENTROPY
 from llmprobe.results.trained import SCORES
-from llmprobe.synthetic.decoder_attention import AttentionConfig, DecoderAttention
+from llmprobe.synthetic.decoder_attention import weights_seen
 from llmprobe.synthetic.decoder_network import Decoder
 from llmprobe.synthetic.layers import by_seed
 from llmprobe.synthetic.positions import draw_places
@@ -97,7 +96,7 @@ def attention_entropy(
     at = torch.tensor(lengths, device=device) - 1
     n = min(n, N_ENTROPY)
     totals, counts = torch.zeros(2, seeds, len(lengths), dtype=torch.float64)
-    with torch.inference_mode(), without_denormals(), _weights_seen(network) as rows:
+    with torch.inference_mode(), without_denormals(), weights_seen(network) as rows:
         for drawn, places in _draw_tests(network, task, max(lengths), n):
             for some, where in _split(drawn, places, _ENTROPY_CHUNK):
                 flat = some.to(device).flatten(0, 1)
@@ -140,26 +139,6 @@ def _split(
     for start in range(0, tokens.shape[1], size):
         rows = slice(start, start + size)
         yield tokens[:, rows], None if places is None else places[:, rows].flatten(0, 1)
-
-
-@contextmanager
-def _weights_seen(network: Decoder) -> Iterator[list[Tensor]]:
-    """A list that each layer's attention weights are added to, in a forward inside the context."""
-    rows: list[Tensor] = []
-    hooks = []
-    layers = [module for module in network.modules() if isinstance(module, DecoderAttention)]
-    before = [layer.config for layer in layers]
-    for layer in layers:
-        layer.config = AttentionConfig()
-        layer.config._attn_implementation = "eager"
-        hooks.append(layer.register_forward_hook(lambda _, __, made: rows.append(made[1])))
-    try:
-        yield rows
-    finally:
-        for hook in hooks:
-            hook.remove()
-        for layer, config in zip(layers, before, strict=True):
-            layer.config = config
 
 
 def _score(logits: Tensor, allowed: Tensor) -> Tensor:

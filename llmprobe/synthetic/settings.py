@@ -41,7 +41,7 @@ _SEARCHES: dict[type[Training], type[Plan]] = {
 }
 _DRAWN_PLACES = {"residual", "projection"}
 """Parts that a search over sets draws."""
-_DRAWN = ("randomized", "coupled", "predicted")
+_WITH_CONTEXT = ("learned", "randomized", "coupled", "predicted", "calibrated")
 _MOST = 1_000_000
 """Seeds or sets: nobody wants more."""
 
@@ -57,10 +57,10 @@ def plan_training(
         raise ValueError(f"dropout: got {given['dropout']}, but no variant has dropout; name one")
     if "ema_decay" in given and "ema" not in {plan.average_of(name) for name in plan.variants}:
         raise ValueError(f"ema_decay: got {given['ema_decay']}, but no variant has ema; name one")
-    if "context" in given and not used & {"learned", *_DRAWN}:
+    if "context" in given and not used & {*_WITH_CONTEXT}:
         raise ValueError(
-            f"context: got {given['context']}, but no variant has learned, {' or '.join(_DRAWN)} "
-            "positions; name one"
+            f"context: got {given['context']}, but no variant has one of "
+            f"{', '.join(_WITH_CONTEXT)}; name one"
         )
     return plan
 

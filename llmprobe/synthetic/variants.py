@@ -25,6 +25,7 @@ PLACES = {
     "projection": "after the heads",
     "positions": "what attention does with the positions of tokens",
     "drawn": "where positions come from; learned ones if no part of positions is named",
+    "bias": "added to the logits",
     "softmax": "from logits to attention weights",
     "temperature": "of the softmax",
     "dropout": "while training",
@@ -42,6 +43,8 @@ class Part:
     description: str
     build: Callable[..., Any] = nn.Identity
     """What stands in that place, where it is a module; the network says of which arguments."""
+    staged: bool = False
+    """Whether its training begins with what a training without it gives."""
 
 
 Parts = Mapping[str, Part]

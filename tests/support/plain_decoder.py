@@ -20,8 +20,9 @@ DRAWN = {"randomized", "coupled", "predicted"}
 OTHERS = {"rotary", "xpos", "alibi", "fire"}
 KNOWN = {*AVERAGES, *DRAWN, "mlp", "prenorm", "postnorm", "subnorm", "nonorm", "dropout"}
 KNOWN |= {"nope", "learned", *OTHERS}
-KNOWN |= {"ssmax", "differential", "normalized", "entmax", "linear", "adaptive"}
-KNOWN |= {"sparse", "sparse-keys", "sparse-random"}
+KNOWN |= {"calibrated", "ssmax", "differential", "normalized", "entmax", "linear", "adaptive"}
+KNOWN |= {"sparse", "sparse-keys", "sparse-random", "linear-swap"}
+LINEAR = {"linear", "linear-swap"}
 
 
 class PlainDecoder(nn.Module):
@@ -46,7 +47,7 @@ class PlainDecoder(nn.Module):
         if "predicted" in self.parts:
             self.placing = nn.Linear(width, context, bias=False)
         self.layers = nn.ModuleList(
-            _Layer(self.parts, width, heads, value_size, depth) for depth in range(layers)
+            _Layer(self.parts, width, heads, value_size, depth, context) for depth in range(layers)
         )
         self.norm = nn.LayerNorm(width) if "prenorm" in self.parts else nn.Identity()
         self.unembedding = nn.Linear(width, vocab, bias=False)
@@ -62,6 +63,8 @@ class PlainDecoder(nn.Module):
             context = theirs["positions.weight"].shape[1]
         elif "placing.weight" in theirs:
             context = theirs["placing.weight"].shape[2]
+        elif "layers.0.attention.calibrated.lines" in theirs:
+            context = (theirs["layers.0.attention.calibrated.lines"].shape[2] + 1) // 4
         own = cls(
             network.variant,
             vocab,
@@ -105,11 +108,11 @@ class PlainDecoder(nn.Module):
 
 class _Layer(nn.Module):
     def __init__(
-        self, parts: set[str], width: int, heads: int, value_size: int, depth: int
+        self, parts: set[str], width: int, heads: int, value_size: int, depth: int, context: int
     ) -> None:
         super().__init__()
         self.parts = parts
-        self.attention = _Attention(parts, width, heads, value_size, depth)
+        self.attention = _Attention(parts, width, heads, value_size, depth, context)
         self.norms = nn.ModuleDict()
         if "mlp" in parts:
             self.mlp = nn.ModuleDict(
@@ -138,7 +141,7 @@ class _Layer(nn.Module):
 
 class _Attention(nn.Module):
     def __init__(
-        self, parts: set[str], width: int, heads: int, value_size: int, depth: int
+        self, parts: set[str], width: int, heads: int, value_size: int, depth: int, context: int
     ) -> None:
         super().__init__()
         self.parts, self.depth = parts, depth
@@ -152,6 +155,8 @@ class _Attention(nn.Module):
         self.softmax = _Softmax(parts, self.heads, self.size, self.value_size)
         if "fire" in parts:
             self.positions = _Fire(heads)
+        if "calibrated" in parts:
+            self.calibrated = _Lines(heads, context)
 
     def forward(self, x: Tensor, drop: Drop, places: Tensor) -> Tensor:
         scores = torch.stack([self._scores(x, map, places) for map in range(self.maps)], dim=1)
@@ -179,7 +184,7 @@ class _Attention(nn.Module):
         q, k = self.q_proj(x)[..., features], self.k_proj(x)[..., features]
         if self.parts & {"rotary", "xpos"}:
             q, k = turn(q, places), turn(k, places)
-        if "linear" in self.parts:
+        if self.parts & LINEAR:
             weight, bias = self.softmax.weight[head], self.softmax.bias[head]
             q, k = (torch.clamp(y @ weight + bias, min=0) for y in (q, k))
         scores = torch.full((len(x), x.shape[1], x.shape[1]), -math.inf, dtype=x.dtype)
@@ -190,10 +195,12 @@ class _Attention(nn.Module):
                 if "xpos" in self.parts:
                     products = products * decay(self.size, i - j).to(products)
                 score = products.sum(dim=-1)
-                if "linear" not in self.parts:
+                if not self.parts & LINEAR:
                     score = score / math.sqrt(self.size)
                 if "alibi" in self.parts:
                     score = score - 2 ** (-8 * (head + 1) / self.maps) * (i - j).abs()
+                if "calibrated" in self.parts:
+                    score = score + self.calibrated(query, key)[head]
                 if "fire" in self.parts:
                     score = score + self.positions(i, j)[:, head]
                 scores[:, query, key] = score
@@ -226,6 +233,20 @@ class _Fire(nn.Module):
         return self.second(torch.clamp(self.first(share[:, None]), min=0))
 
 
+class _Lines(nn.Module):
+    """Numbers of diagonals, verticals and anti-diagonals, one after another."""
+
+    def __init__(self, heads: int, context: int) -> None:
+        super().__init__()
+        self.context = context
+        self.lines = nn.Parameter(torch.zeros(heads, 4 * context - 1))
+
+    def forward(self, i: int, j: int) -> Tensor:
+        lines = self.lines.detach()
+        on = [lines[:, i - j], lines[:, self.context + j], lines[:, 2 * self.context + i + j]]
+        return torch.stack(on).max(dim=0).values
+
+
 class _Softmax(nn.Module):
     """From the logits that a query sees to its weights."""
 
@@ -240,7 +261,7 @@ class _Softmax(nn.Module):
         if "normalized" in parts:
             self.gain, self.shift = (nn.Parameter(torch.zeros(heads)) for _ in range(2))
             self.norm = nn.LayerNorm(value_size)
-        if "linear" in parts:
+        if parts & LINEAR:
             self.weight = nn.Parameter(torch.zeros(heads, size, size))
             self.bias = nn.Parameter(torch.zeros(heads, size))
 
@@ -248,7 +269,7 @@ class _Softmax(nn.Module):
         """Of the last of the queries so far, (n,); `scores` are those of all of them."""
         last, n = scores[-1], scores.shape[-1]
         kept = max(1, 5 * math.ceil(math.log(n)))
-        if "linear" in self.parts:
+        if self.parts & LINEAR:
             return last / max(last.sum(), torch.tensor(1e-6, dtype=last.dtype))
         if "normalized" in self.parts:
             centered = last - last.mean()

@@ -78,7 +78,7 @@ def test_what_cannot_be_planned_is_refused(wrong, words):
     [
         ("argmax", {"dropout": 0.2}, "no variant has dropout"),
         ("argmax", {"context": 20}, "context: got 20, but it is not for argmax"),
-        ("othello", {"context": 80}, "no variant has learned, randomized or coupled or predicted"),
+        ("othello", {"context": 80}, "no variant has one of learned, randomized"),
         (
             "othello",
             {"context": 59, "variants": "learned,rotary+randomized"},
