@@ -46,7 +46,7 @@ class AttentionConfig:
 
 
 class DecoderAttention(nn.Module):
-    """Causal attention of all positions: (batch, n, width) to the same, and eager weights."""
+    """Attention of all positions: (batch, n, width) to the same, and eager weights."""
 
     def __init__(
         self,
@@ -58,9 +58,11 @@ class DecoderAttention(nn.Module):
         layer_idx: int,
         parts: dict[str, str],
         context: int = 0,
+        causal: bool = True,
     ) -> None:
-        """`context`: the most tokens, for a calibrated bias."""
+        """`context`: the most tokens, for a calibrated bias; `causal`: False for an encoder."""
         super().__init__()
+        self.is_causal = causal
         self.config = AttentionConfig()
         self.layer_idx = layer_idx
         self.maps = heads
@@ -97,12 +99,13 @@ class DecoderAttention(nn.Module):
         q, k = self.positions.turn(q, k, places)
         bias = self._bias(places)
         bias = None if bias is None else bias.to(q)
-        seen = torch.ones(q.shape[2], q.shape[2], device=x.device, dtype=torch.bool).tril()
+        seen = torch.ones(q.shape[2], q.shape[2], device=x.device, dtype=torch.bool)
+        seen = seen.tril() if self.is_causal else seen
         weights = None
         plain = type(self.softmax) is Softmax and not self.softmax.cold
         if plain and drop is no_drop and self.config._attn_implementation == "sdpa":
             if bias is None:
-                heads = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+                heads = F.scaled_dot_product_attention(q, k, v, is_causal=self.is_causal)
             else:
                 mask = spread(bias.masked_fill(~seen, -torch.inf), len(q))
                 heads = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)

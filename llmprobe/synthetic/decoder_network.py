@@ -10,7 +10,7 @@ logits are B[last] + Σ a(last, i) D[i]; `complement` has its closed form.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -101,7 +101,7 @@ class DecoderLayer(nn.Module):
         value_size: int,
         seeds: int,
         parts: dict[str, str],
-        **place: int,
+        **place: Any,
     ) -> None:
         """`place`: the other arguments of the attention."""
         super().__init__()
