@@ -85,7 +85,7 @@ def draw_variates(
 ) -> list[list[int]]:
     """Samples as prompts for a probe: lists of tokens. Fewer variates are the first of them.
 
-    With `related=False` every variate is of a sample of its own, so that they are independent.
+    With `related=False` every variate comes from a different sample, so that they are independent.
     """
     generator = torch_generator(seed, "variates as prompts", n_variates)
     size = (n, n_variates) if related else (n * n_variates, 1)
