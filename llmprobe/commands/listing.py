@@ -2,8 +2,8 @@
 
 import inspect
 import json
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Annotated
 
 import typer
 
@@ -55,25 +55,26 @@ def _tasks() -> dict[str, Names]:
 
 
 def _variants() -> dict[str, Names]:
-    """By network, and in it by the place that a part changes."""
+    """By the place that a part changes."""
     from llmprobe.synthetic.decoder_network import DECODER_PARTS
     from llmprobe.synthetic.set_network import PARTS
+    from llmprobe.synthetic.variants import PLACES
 
     baseline = "the network without parts; a plus joins parts of different places"
     found = {"all tasks": {"baseline": baseline}}
-    for title, parts in {
-        "sets (argmax, dictionary)": PARTS,
-        "decoders (all other tasks)": DECODER_PARTS,
-    }.items():
-        by_place = sorted(parts.items(), key=lambda item: _first_of(item[1].place, parts))
-        found[title] = {name: f"{part.place}: {part.description}" for name, part in by_place}
+    found |= {f"{place}, {words}": {} for place, words in PLACES.items()}
+    for name in dict.fromkeys([*PARTS, *DECODER_PARTS]):
+        meanings: dict[tuple[str, str], list[str]] = {}
+        for kind, parts in (("sets", PARTS), ("decoders", DECODER_PARTS)):
+            if name in parts:
+                part = parts[name]
+                meanings.setdefault((part.place, part.description), []).append(kind)
+        for (place, meaning), kinds in meanings.items():
+            group = found[f"{place}, {PLACES[place]}"]
+            known = f"{group[name]}; " if name in group else ""
+            group[name] = f"{known}{meaning} ({', '.join(kinds)})"
     found["baselines of decoders"] = _baselines()
     return found
-
-
-def _first_of(place: str, parts: Mapping[str, Any]) -> int:
-    """Where a place first comes: parts of one place stand together, in their own order."""
-    return [part.place for part in parts.values()].index(place)
 
 
 def _baselines() -> Names:

@@ -136,6 +136,12 @@ SETTINGS: Group = {
         int, _NETWORK, "Value size per head of a decoder. Default: width / heads."
     ),
     "vocab": _unset(int, _NETWORK, "Number of tokens (set-complement, dyck, counter, counter-3)."),
+    "context": _unset(
+        int,
+        _NETWORK,
+        "Number of learned positions, or of those that randomized and coupled ones are drawn from. "
+        "Default: one for each token of the longest sequence.",
+    ),
     "lengths": _unset(
         str,
         _TEST,
@@ -229,10 +235,9 @@ def _of_search(options: dict[str, Any], n: int) -> dict[str, Any]:
     if n < 1:
         raise ValueError(f"search: got {n}, accepted: 1 or more settings")
     options["variant"] = options.pop("variants")
-    if options.pop("score_at") is not None:
-        raise ValueError("score_at: not for a search; leave it out")
-    if (value := options.pop("concatenate")) is not None:
-        raise ValueError(f"concatenate: got {value!r}, but it is not for a search; leave it out")
+    for name in ("score_at", "concatenate", "context"):
+        if (value := options.pop(name)) is not None:
+            raise ValueError(f"{name}: got {value!r}, but it is not for a search; leave it out")
     drawn = ("seeds", "width", "layers", "mlp_layers", "learning_rate", "dropout", "ema_decay")
     for name in drawn:
         value = options.pop(name)

@@ -30,6 +30,7 @@ from llmprobe.synthetic.decoder_network import Decoder
 from llmprobe.synthetic.decoder_plan import CausalTraining
 from llmprobe.synthetic.layers import Drop
 from llmprobe.synthetic.plan import Advance, Done, Numbers, Plan
+from llmprobe.synthetic.positions import Couple, draw_places, place_losses
 from llmprobe.synthetic.tasks import AnswerTask, DecoderTask
 from llmprobe.synthetic.training import Batch, check_size, seed_generators, steps_of
 
@@ -51,9 +52,24 @@ class AnswerTraining(CausalTraining):
         check_size("concatenate", self.concatenate)
 
     @property
-    def context(self) -> int:
+    def examples(self) -> int:
+        return self.concatenate
+
+    @property
+    def couple(self) -> Couple | None:
+        return None if self.sequences.places(1) is None else self._couple
+
+    def _couple(self, tokens: Tensor) -> Tensor:
+        """Examples that stand one after another have the same places."""
+        examples = tokens.split(tokens.shape[1] // self.concatenate, dim=1)
+        return torch.cat([self.sequences.couple(example) for example in examples], dim=1)
+
+    def places_of(self, length: int, variant: str) -> int:
         task = self.sequences
-        return int(max(task.size(task.longest), self.concatenate * task.size(self.longest)))
+        parts = self.parse(variant)
+        if parts.get("drawn") in ("coupled", "predicted") and "bias" not in parts:
+            return int(max(task.places(length)))
+        return int(max(task.size(length), self.concatenate * task.size(self.longest)))
 
     @property
     def activations(self) -> int:
@@ -70,8 +86,8 @@ class AnswerTraining(CausalTraining):
         return right > self._chance + 0.05 * (1 - self._chance)
 
     def batches(self, block: int) -> Iterator[Batch]:
-        """Tokens (seeds * batch, concatenate * size). A block's examples of a length are drawn at
-        once."""
+        """Tokens (seeds * batch, concatenate * size), and their places where they are drawn. A
+        block's examples of a length are drawn at once."""
         lengths = torch.randint(
             self.shortest,
             self.longest + 1,
@@ -85,13 +101,29 @@ class AnswerTraining(CausalTraining):
             n = lengths.count(length) * per_step
             own = [self.sequences.sample(n, length, generator) for generator in generators]
             drawn[length] = iter(torch.stack(own).split(per_step, dim=1))
+        parts, lots = self.parse(self.variant), seed_generators(self, "places", block)
         for length in lengths:
-            tokens = next(drawn[length])
-            yield (tokens.reshape(len(self.seeds) * self.batch, -1),)
+            tokens = next(drawn[length]).reshape(len(self.seeds) * self.batch, -1)
+            places = draw_places(parts, tokens, lots, context=self.places, couple=self.couple)
+            yield (tokens,) if places is None else (tokens, places)
 
     def losses(self, network: Decoder, batch: Batch, drop: Drop) -> tuple[Tensor, Tensor]:
-        (tokens,) = batch
-        logits = network(tokens[:, :-1], drop=drop).logits
+        tokens, *drawn = batch
+        places = drawn[0] if drawn else None
+        logits, placed = network(
+            tokens[:, :-1], drop=drop, places=None if places is None else places[:, :-1]
+        )
+        predicted, came = self._of_answers(logits, tokens)
+        loss = F.cross_entropy(predicted.transpose(1, 2), came, reduction="none")
+        if placed is not None:  # a second head, which learns where the answer's tokens belong
+            assert places is not None
+            loss = loss + place_losses(*self._of_answers(placed, places))
+        hits = predicted.argmax(dim=-1) == came
+        n = came.numel() / len(self.seeds)
+        return self._sum(loss) / n, self._sum(hits) / n
+
+    def _of_answers(self, logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """What `of_answer` gives, of all examples of a sequence."""
         size = tokens.shape[1] // self.concatenate
         answer = self.sequences.answer(self.sequences.length_of(tokens[:, :size]))
         pairs = [
@@ -99,10 +131,7 @@ class AnswerTraining(CausalTraining):
             for at in range(0, tokens.shape[1], size)
         ]
         predicted, came = (torch.cat(parts, dim=1) for parts in zip(*pairs, strict=True))
-        loss = F.cross_entropy(predicted.transpose(1, 2), came, reduction="none")
-        hits = predicted.argmax(dim=-1) == came
-        n = came.numel() / len(self.seeds)
-        return self._sum(loss) / n, self._sum(hits) / n
+        return predicted, came
 
 
 @dataclass(frozen=True)
@@ -112,6 +141,11 @@ class AnswerPlan(Plan):
     measured: ClassVar[tuple[str, ...]] = tuple(METRICS)
 
     base: AnswerTraining
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for variant in self.variants:
+            self.base.check_context(max(*self.lengths, self.base.longest), variant)
 
     def work(self, network: Decoder) -> int:
         return self.sets * sum(self.lengths)

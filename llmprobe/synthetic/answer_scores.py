@@ -7,6 +7,9 @@ The network is given the right tokens before each token of the answer (teacher f
 most likely tokens are right exactly where greedy decoding gives the right answer: as long as every
 token is right, both are given the same. As with sets, a seed has its own tests, the same for all of
 its variants.
+
+Where a second head predicts places (`predicted`), the question has the task's and the answer those
+that the head gives, one after another, again with the right tokens before.
 """
 
 import hashlib
@@ -22,6 +25,7 @@ from llmprobe.base.seeds import torch_generator
 from llmprobe.base.transfers import upload
 from llmprobe.synthetic.decoder_network import Decoder
 from llmprobe.synthetic.layers import by_seed
+from llmprobe.synthetic.positions import draw_places, settle_places
 from llmprobe.synthetic.tasks import AnswerTask
 
 _DRAWN = 256
@@ -29,6 +33,8 @@ _DRAWN = 256
 _CHUNK = {"cpu": 2**14}
 _DEFAULT_CHUNK = 2**18
 """Tokens of all seeds in one forward: a CPU's cache holds few, other devices want many."""
+_PAIRS = 2**23
+"""Numbers for pairs of tokens in one forward, of variants that keep them."""
 _GUESSED = 1024
 
 
@@ -57,18 +63,45 @@ def _score_length(
     network: Decoder, task: AnswerTask, length: int, n: int, advance: Callable[[int, int], object]
 ) -> NDArray[np.float64]:
     device, seeds = next(network.parameters()).device, len(network.seeds)
-    size = max(_CHUNK.get(device.type, _DEFAULT_CHUNK) // (seeds * task.size(length)), 1)
+    n_tokens = seeds * task.size(length)
+    at_once = _CHUNK.get(device.type, _DEFAULT_CHUNK) // n_tokens
+    if network.pairs:
+        at_once = min(at_once, _PAIRS // (n_tokens * task.size(length) * network.pairs))
     totals = torch.zeros(2, seeds, device=device)
     own = [draw_test_examples(task, length, n, seed=seed) for seed in network.seeds]
-    for drawn in zip(*own, strict=True):
-        for some in torch.stack(drawn).split(size, dim=1):
+    for block, drawn in enumerate(zip(*own, strict=True)):
+        lots = [torch_generator(seed, "test places", length, block) for seed in network.seeds]
+        places = _draw_places(network, task, torch.stack(drawn), lots)
+        for start in range(0, len(drawn[0]), max(at_once, 1)):
+            rows = slice(start, start + max(at_once, 1))
+            some = torch.stack([tokens[rows] for tokens in drawn])
             flat = upload(some.flatten(0, 1), device)
-            logits = network(flat[:, :-1]).logits
+            placed = None if places is None else upload(places[:, rows].flatten(0, 1), device)
+            if placed is not None and network.parts["drawn"] == "predicted":
+                own_places = torch.zeros_like(placed, dtype=torch.bool)
+                own_places[:, task.answer(length)] = True
+                placed = settle_places(network, flat[:, :-1], placed, own_places)
+            logits = network(flat[:, :-1], places=placed).logits
             right = by_seed(right_tokens(logits, flat, task.answer(length)), seeds).float()
             shares = (right.amin(dim=2), right.mean(dim=2))  # NaN stays
             totals += torch.stack([share.sum(dim=1) for share in shares])
             advance(length, some.shape[1])
     return (totals.cpu().double() / n).numpy()
+
+
+def _draw_places(
+    network: Decoder, task: AnswerTask, tokens: Tensor, lots: Sequence[torch.Generator]
+) -> Tensor | None:
+    """Of the tokens (seeds, n, size) but the last, in that shape; None where they are 0, 1, ..."""
+    places = draw_places(
+        network.parts,
+        tokens.flatten(0, 1),
+        lots,
+        context=network.context or 0,
+        couple=task.couple,
+        training=False,
+    )
+    return None if places is None else by_seed(places[:, :-1], len(tokens))
 
 
 def right_tokens(logits: Tensor, tokens: Tensor, answer: slice) -> Tensor:

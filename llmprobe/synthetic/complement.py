@@ -21,8 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from llmprobe.synthetic.decoder_network import DECODER_PARTS, Decoder
-from llmprobe.synthetic.variants import parse_variant
+from llmprobe.synthetic.decoder_network import Decoder
 
 _SMALL = 2.0**-30
 """Size of B in the construction. With width v - 1 it cannot be 0: U must have full row rank for D,
@@ -131,7 +130,7 @@ def _check_minimal(network: Decoder) -> None:
     """Refuse what has no such closed form."""
     attention = network.layers[0].attention
     shape = (len(network.seeds), len(network.layers), attention.num_heads)
-    more = {"mlp", "norm", "positions"} & set(parse_variant(network.variant, DECODER_PARTS))
+    more = set(network.parts) - {"dropout", "weights"}
     if more or shape != (1, 1, 1):
         raise ValueError(
             f"network: got {network.variant} with {shape[0]} seeds, {shape[1]} layers and "

@@ -9,13 +9,13 @@ norm and no MLP: with one layer and one head it is the minimal model of arXiv 25
 logits are B[last] + Σ a(last, i) D[i]; `complement` has its closed form.
 """
 
-from collections.abc import Callable, Sequence
-from typing import ClassVar, NamedTuple, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from llmprobe.synthetic.decoder_attention import DECODER_SOFTMAXES, DecoderAttention, weights_seen
 from llmprobe.synthetic.layers import (
     Drop,
     SeedEmbedding,
@@ -23,9 +23,12 @@ from llmprobe.synthetic.layers import (
     SeedMlp,
     SeedNetwork,
     SeedNorm,
+    by_seed,
     check_heads,
     no_drop,
 )
+from llmprobe.synthetic.positions import POSITIONS, Fire, complete_places, spread
+from llmprobe.synthetic.softmaxes import check_temperature
 from llmprobe.synthetic.variants import AVERAGES, BASELINE, Part, parse_variant
 
 DECODER_PARTS = {
@@ -34,8 +37,12 @@ DECODER_PARTS = {
     "postnorm": Part("norm", "LayerNorm after each attention and MLP, on the residual stream"),
     "subnorm": Part("norm", "LayerNorm on what each attention and MLP adds to the stream"),
     "nonorm": Part("norm", "no norm, where the task's baseline has one"),
-    "learned": Part("positions", "a learned vector for each position"),
-    "rotary": Part("positions", "keys and queries turned by their positions"),
+    **POSITIONS,
+    **DECODER_SOFTMAXES,
+    "calibrated": Part(
+        "bias", "kept on the lines along which a first training attends", staged=True
+    ),
+    "adaptive": Part("temperature", "a colder softmax where it is spread thin, at test time only"),
     "dropout": Part(
         "dropout", "dropout on embeddings, attention weights and what is added, while training"
     ),
@@ -48,44 +55,39 @@ class Predicted(NamedTuple):
 
     logits: Tensor
     """(batch, length, vocab): after each token, which comes next."""
+    places: Tensor | None = None
+    """(batch, length, context + 1): logits of its place, of a variant with `predicted`."""
 
 
-class AttentionConfig:
-    """How attention is computed, as transformers keep it: `sdpa`, or `eager` with its weights."""
-
-    _attn_implementation = "sdpa"
-
-
-class DecoderAttention(nn.Module):
-    """Causal attention of all positions: (batch, n, width) to the same, and eager weights."""
-
-    def __init__(
-        self, width: int, heads: int, value_size: int, seeds: int, layer_idx: int, *, rotary: bool
-    ) -> None:
-        super().__init__()
-        self.config = AttentionConfig()
-        self.layer_idx, self.num_heads, self.rotary = layer_idx, heads, rotary
-        self.q_proj = SeedLinear(seeds, width, width, bias=False)
-        self.k_proj = SeedLinear(seeds, width, width, bias=False)
-        self.v_proj = SeedLinear(seeds, width, heads * value_size, bias=False)
-        self.o_proj = SeedLinear(seeds, heads * value_size, width, bias=False)
-
-    def forward(self, x: Tensor, drop: Drop = no_drop) -> tuple[Tensor, Tensor | None]:
-        q, k, v = (
-            project(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-            for project in (self.q_proj, self.k_proj, self.v_proj)
+def parse_decoder_variant(name: str, baseline: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The variant's parts by their place, in a task's baseline where one is given."""
+    own = complete_places(name, parse_variant(name, DECODER_PARTS))
+    parts = {**(baseline or {}), **own}
+    check_temperature(name, parts)
+    if parts.get("softmax", "").startswith("linear") and parts.get("positions") in (
+        "alibi",
+        "fire",
+    ):
+        raise ValueError(
+            f"variants: {name!r} has no logits that {parts['positions']} could be added to"
         )
-        if self.rotary:
-            q, k = _turn(q), _turn(k)
-        weights = None
-        if drop is no_drop and self.config._attn_implementation == "sdpa":
-            heads = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        else:
-            logits = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
-            later = torch.ones_like(logits, dtype=torch.bool).triu(1)
-            weights = logits.masked_fill(later, -torch.inf).softmax(dim=-1)
-            heads = drop(weights) @ v
-        return self.o_proj(heads.transpose(1, 2).flatten(2)), weights
+    if "bias" in parts and "softmax" in parts:
+        raise ValueError(f"variants: {name!r} calibrates {parts['softmax']}; accepted: the softmax")
+    return parts
+
+
+def needs_context(parts: Mapping[str, str]) -> bool:
+    """Whether a network with these parts has a table of positions."""
+    return "learned" in parts.values() or bool({"drawn", "bias"} & set(parts))
+
+
+def check_decoder_heads(width: int, heads: int, parts: Mapping[str, str]) -> None:
+    """Refuse heads that the width or a part cannot be divided into."""
+    check_heads(width, heads, rotary=parts.get("positions") in ("rotary", "xpos"))
+    if parts.get("softmax") == "differential" and heads % 2:
+        raise ValueError(
+            f"heads: got {heads}, accepted for differential: an even number, of which it makes half"
+        )
 
 
 class DecoderLayer(nn.Module):
@@ -95,22 +97,25 @@ class DecoderLayer(nn.Module):
         self,
         width: int,
         heads: int,
+        *,
         value_size: int,
         seeds: int,
-        layer_idx: int,
         parts: dict[str, str],
+        **place: Any,
     ) -> None:
+        """`place`: the other arguments of the attention."""
         super().__init__()
-        rotary = parts.get("positions") == "rotary"
-        self.attention = DecoderAttention(width, heads, value_size, seeds, layer_idx, rotary=rotary)
+        self.attention = DecoderAttention(
+            width, heads, value_size, seeds=seeds, parts=parts, **place
+        )
         self.mlp = SeedMlp(seeds, width, 4 * width, width) if "mlp" in parts else None
         self.place = parts.get("norm", "nonorm")
         places = ("attention_norm", "mlp_norm")[: 2 if self.mlp else 1]
         norms = places if self.place != "nonorm" else ()
         self.norms = nn.ModuleDict({n: SeedNorm(seeds, width, gain=True, bias=True) for n in norms})
 
-    def forward(self, x: Tensor, drop: Drop = no_drop) -> Tensor:
-        x = self._add(x, lambda y: self.attention(y, drop)[0], "attention_norm", drop)
+    def forward(self, x: Tensor, drop: Drop = no_drop, places: Tensor | None = None) -> Tensor:
+        x = self._add(x, lambda y: self.attention(y, drop, places)[0], "attention_norm", drop)
         return x if self.mlp is None else self._add(x, self.mlp, "mlp_norm", drop)
 
     def _add(self, x: Tensor, branch: Callable[[Tensor], Tensor], norm: str, drop: Drop) -> Tensor:
@@ -140,7 +145,8 @@ class Decoder(SeedNetwork):
         value_size: int | None = None,
         context: int | None = None,
     ) -> None:
-        """`value_size`: of a head, width / heads if not given; `context`: of learned positions."""
+        """`value_size`: of a head, width / heads if not given; `context`: how many places there
+        are for learned and drawn positions."""
         super().__init__(
             seeds,
             vocab=vocab,
@@ -151,35 +157,62 @@ class Decoder(SeedNetwork):
             value_size=value_size,
             context=context,
         )
-        parts = parse_variant(variant, DECODER_PARTS)
-        check_heads(width, heads, rotary=parts.get("positions") == "rotary")
+        parts = parse_decoder_variant(variant)
+        check_decoder_heads(width, heads, parts)
         size = width // heads if value_size is None else value_size
         for name, value in {"seeds": len(seeds), "layers": layers, "value_size": size}.items():
             if value < 1:
                 raise ValueError(f"{name}: got {value}, accepted: 1 or more")
         n = len(seeds)
-        self.variant, self.heads = variant, heads
+        self.variant, self.parts, self.context = variant, parts, context
         self.embedding = SeedEmbedding(n, vocab, width)
-        self.positions = None
-        if parts.get("positions") == "learned":
-            if context is None:
-                raise ValueError("learned positions need a context, the most tokens given")
-            self.positions = SeedEmbedding(n, context, width)
+        learned, predicted = (name in parts.values() for name in ("learned", "predicted"))
+        if context is None and needs_context(parts):
+            raise ValueError(
+                "learned and drawn positions and calibrated attention need a context, the most "
+                "tokens given"
+            )
+        n_places = (context or 0) + ("drawn" in parts)  # drawn ones begin with 1
+        self.positions = SeedEmbedding(n, n_places, width) if learned else None
         self.layers = nn.ModuleList(
-            DecoderLayer(width, heads, size, n, index, parts) for index in range(layers)
+            DecoderLayer(
+                width,
+                heads,
+                value_size=size,
+                seeds=n,
+                layer_idx=index,
+                parts=parts,
+                context=context or 0,
+            )
+            for index in range(layers)
         )
         final = parts.get("norm") == "prenorm"
         self.norm = SeedNorm(n, width, gain=True, bias=True) if final else nn.Identity()
         self.unembedding = SeedLinear(n, width, vocab, bias=False)
+        self.placing = SeedLinear(n, width, n_places, bias=False) if predicted else None
+        self.heads = self.layers[0].attention.num_heads
         self.draw_weights()
 
     def get_input_embeddings(self) -> SeedEmbedding:
         return self.embedding
 
+    @property
+    def pairs(self) -> int:
+        """Numbers that a forward keeps for each pair of tokens of a sequence, about."""
+        hidden = Fire.HIDDEN if self.parts.get("positions") == "fire" else 0
+        return max(hidden, self.heads if {"softmax", "temperature"} & set(self.parts) else 0)
+
     def forward(
-        self, input_ids: Tensor, use_cache: bool = False, drop: Drop = no_drop
+        self,
+        input_ids: Tensor,
+        use_cache: bool = False,
+        drop: Drop = no_drop,
+        places: Tensor | None = None,
     ) -> Predicted:
-        """Tokens (batch, length), one seed's after another's; `drop` is training's dropout."""
+        """Tokens (batch, length), one seed's after another's; `drop` is training's dropout.
+
+        `places`: their positions, (batch, length) or (seeds, length); 0, 1, 2, ... if None.
+        """
         if len(input_ids) % len(self.seeds):
             raise ValueError(
                 f"input_ids: got {len(input_ids)} sequences, accepted: as many for each of the "
@@ -189,27 +222,35 @@ class Decoder(SeedNetwork):
         # On another device the question would hold up the queue.
         if input_ids.device.type == "cpu" and not 0 <= input_ids.min() <= input_ids.max() < vocab:
             raise ValueError(f"input_ids: got tokens that are not of the {vocab}, 0 to {vocab - 1}")
-        x = self.embedding(input_ids)
-        if self.positions is not None:
-            if input_ids.shape[1] > self.positions.num_embeddings:
+        if places is None:
+            n = input_ids.shape[1]
+            if self.positions is not None and n > self.positions.num_embeddings:
                 raise ValueError(
-                    f"input_ids: got {input_ids.shape[1]} tokens, accepted: up to the "
+                    f"input_ids: got {n} tokens, accepted: up to the "
                     f"{self.positions.num_embeddings} learned positions"
                 )
-            places = torch.arange(input_ids.shape[1], device=input_ids.device)
-            x = x + self.positions(places.expand_as(input_ids))
+            places = torch.arange(n, device=input_ids.device).expand(len(self.seeds), n)
+        x = self.embedding(input_ids)
+        if self.positions is not None:
+            x = x + spread(self.positions(places), len(x))
         x = drop(x)
         for layer in self.layers:
-            x = layer(x, drop)
-        return Predicted(self.unembedding(self.norm(x)))
+            x = layer(x, drop, places)
+        x = self.norm(x)
+        placed = None if self.placing is None else self.placing(x)
+        return Predicted(self.unembedding(x), placed)
 
+    def begin_with(self, first: "Decoder", tokens: Tensor, places: Tensor | None) -> None:
+        """Take what staged parts need from a trained decoder without them, on some tokens.
 
-def _turn(x: Tensor) -> Tensor:
-    """Rotary positions: the pairs of (..., n, size) features turned, by angles that grow with n."""
-    half = x.shape[-1] // 2
-    dtype = torch.promote_types(x.dtype, torch.float32)
-    speeds = 10_000 ** -(torch.arange(half, device=x.device, dtype=dtype) / half)
-    angles = torch.arange(x.shape[-2], device=x.device)[:, None] * speeds
-    cos, sin = angles.cos().to(x), angles.sin().to(x)
-    a, b = x[..., :half], x[..., half:]
-    return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
+        A swapped softmax begins with all weights that both have, a calibrated bias with what the
+        last layer attends to.
+        """
+        if self.parts.get("softmax") == "linear-swap":
+            self.load_state_dict(first.state_dict(), strict=False)
+        if "bias" in self.parts:
+            with torch.no_grad(), weights_seen(first) as rows:
+                first(tokens, places=places)
+            mean = by_seed(rows[-1], len(self.seeds)).mean(dim=1)
+            for layer in self.layers:
+                layer.attention.calibrated.calibrate(mean)

@@ -20,10 +20,17 @@ from llmprobe.base.seeds import torch_generator
 from llmprobe.results.base import Result
 from llmprobe.results.legality import MARGINS, LegalityResult
 from llmprobe.results.trained import SCORES, TARGETS
-from llmprobe.synthetic.decoder_network import DECODER_PARTS, Decoder
+from llmprobe.synthetic.decoder_network import (
+    DECODER_PARTS,
+    Decoder,
+    check_decoder_heads,
+    needs_context,
+    parse_decoder_variant,
+)
 from llmprobe.synthetic.decoder_scores import attention_entropy, digest_test_sequences, score
 from llmprobe.synthetic.layers import Drop, by_seed
 from llmprobe.synthetic.plan import Advance, Done, Numbers, Plan
+from llmprobe.synthetic.positions import Couple, check_couple, draw_places
 from llmprobe.synthetic.tasks import DecoderTask, SequenceTask
 from llmprobe.synthetic.training import Batch, Training, check_size, seed_generators, steps_of
 from llmprobe.synthetic.variants import BASELINE, Parts
@@ -41,26 +48,54 @@ class CausalTraining(Training):
     layers: int = 1
     value_size: int | None = None
     """Of a head; width / heads if not given."""
+    context: int | None = None
+    """How many places learned and drawn positions have; one for each token if None."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("layers", "value_size"):
+        for name in ("layers", "value_size", "context"):
             if getattr(self, name) is not None:
                 check_size(name, getattr(self, name))
         self.sequences.check(self.longest, "train_lengths")
+        check_couple(self.parse(self.variant), self.task, self.couple)
 
     def parse(self, variant: str) -> dict[str, str]:
-        return self.sequences.baseline | super().parse(variant)
+        return parse_decoder_variant(variant, self.sequences.baseline)
+
+    def check_heads(self) -> None:
+        check_decoder_heads(self.width, self.heads, self.parse(self.variant))
+
+    @property
+    def couple(self) -> Couple | None:
+        """What gives tokens that belong together their places, if the task has such."""
+        return None
+
+    @property
+    def places(self) -> int:
+        """The places that there are."""
+        return self.context or self.places_of(self.sequences.longest, self.variant)
+
+    def places_of(self, length: int, variant: str) -> int:
+        """The places that sequences of a length need."""
+        return length + ("drawn" in self.parse(variant))  # that of the token that comes next
+
+    def check_context(self, length: int, variant: str) -> None:
+        """Refuse too few places for sequences of a length."""
+        needed = self.places_of(length, variant)
+        if (
+            needs_context(self.parse(variant))
+            and self.context is not None
+            and self.context < needed
+        ):
+            raise ValueError(
+                f"context: got {self.context}, accepted for {variant}: the {needed} places of the "
+                "longest sequence, or more"
+            )
 
     @cached_property
     def sequences(self) -> Any:
         """The task."""
         return self.kind.named(self.task, self.vocab)
-
-    @property
-    def context(self) -> int:
-        """The most tokens that a network is given."""
-        return int(self.sequences.longest)
 
     def new_network(self, variant: str | None = None) -> Decoder:
         parts = self.parse(variant or self.variant)
@@ -72,8 +107,30 @@ class CausalTraining(Training):
             heads=self.heads,
             layers=self.layers,
             value_size=self.value_size,
-            context=self.context,
+            context=self.places,
         )
+
+    def begin(self, network: Decoder, first: Decoder) -> None:
+        lots = seed_generators(self, "first stage", 0)
+        n = self.batch * self.examples
+        drawn = [self.sequences.sample(n, self.longest, generator) for generator in lots]
+        tokens = torch.cat(drawn).reshape(self.batch * len(self.seeds), -1)
+        places = draw_places(
+            self.parse(self.variant),
+            tokens,
+            lots,
+            context=self.places,
+            couple=self.couple,
+            training=False,
+        )
+        device = next(network.parameters()).device
+        given = None if places is None else places[:, :-1].to(device)
+        network.begin_with(first, tokens[:, :-1].to(device), given)
+
+    @property
+    def examples(self) -> int:
+        """Of a training sequence."""
+        return 1
 
     def _sum(self, x: Tensor) -> Tensor:
         """Over all positions of a seed's sequences."""
@@ -112,8 +169,10 @@ class DecoderTraining(CausalTraining):
         return right > self._chance + 0.05 * (1 - self._chance)
 
     def batches(self, block: int) -> Iterator[Batch]:
-        """Tokens (seeds * batch, longest + 1) and what is allowed after each but the last."""
+        """Tokens (seeds * batch, longest + 1), what is allowed after each but the last, and the
+        places of the tokens where they are drawn."""
         n_steps = steps_of(self, block)
+        parts, lots = self.parse(self.variant), seed_generators(self, "places", block)
         drawn = [
             self.sequences.sample(n_steps * self.batch, self.longest, generator)
             for generator in seed_generators(self, "sequences", block)
@@ -121,13 +180,16 @@ class DecoderTraining(CausalTraining):
         for step in range(n_steps):
             rows = slice(step * self.batch, (step + 1) * self.batch)
             tokens = torch.cat([tokens[rows] for tokens in drawn])
-            yield tokens, self.sequences.allowed(tokens)
+            places = draw_places(parts, tokens, lots, context=self.places)
+            allowed = self.sequences.allowed(tokens)
+            yield (tokens, allowed) if places is None else (tokens, allowed, places)
 
     def losses(self, network: Decoder, batch: Batch, drop: Drop) -> tuple[Tensor, Tensor]:
-        tokens, allowed = batch
+        tokens, allowed, *drawn = batch
+        places = drawn[0][:, :-1] if drawn else None
         asked = slice(self.shortest - 1, None)
         allowed = allowed[:, asked]
-        logits = network(tokens[:, :-1], drop=drop).logits[:, asked]
+        logits = network(tokens[:, :-1], drop=drop, places=places).logits[:, asked]
         logp = logits.log_softmax(dim=-1)
         n = allowed.sum(dim=-1)
         live = n > 0
@@ -147,6 +209,11 @@ class DecoderPlan(Plan):
     measured: ClassVar[tuple[str, ...]] = (*SCORES, "uniform_mass", "n_sequences")
 
     base: DecoderTraining
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for variant in self.variants:
+            self.base.check_context(max(*self.lengths, self.base.longest), variant)
 
     def work(self, network: Decoder) -> int:
         return self.sets

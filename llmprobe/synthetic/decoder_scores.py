@@ -10,7 +10,6 @@ seed has its own test sequences, the same for all of its variants.
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -22,8 +21,11 @@ from llmprobe.base.seeds import torch_generator
 from llmprobe.base.transfers import upload
 from llmprobe.results.legality import N_ENTROPY
 from llmprobe.results.trained import SCORES
-from llmprobe.synthetic.decoder_network import AttentionConfig, Decoder, DecoderAttention
+from llmprobe.synthetic.decoder_attention import weights_seen
+from llmprobe.synthetic.decoder_network import Decoder
 from llmprobe.synthetic.layers import by_seed
+from llmprobe.synthetic.positions import draw_places
+from llmprobe.synthetic.softmaxes import entropy_of
 from llmprobe.synthetic.tasks import SequenceTask
 
 _DRAWN = 1024
@@ -54,15 +56,17 @@ def score(
     device, seeds = next(network.parameters()).device, len(network.seeds)
     at = torch.tensor(lengths) - 1
     there = upload(at, device)
-    size = _CHUNK.get(device.type, _DEFAULT_CHUNK) // (seeds * max(lengths) * task.vocab)
+    kept = max(task.vocab, network.pairs * max(lengths))
+    size = _CHUNK.get(device.type, _DEFAULT_CHUNK) // (seeds * max(lengths) * kept)
     totals = torch.zeros(len(SCORES), seeds, len(lengths), dtype=torch.float64)
     counts, guessed = torch.zeros(2, seeds, len(lengths), dtype=torch.float64)
-    own = [draw_test_sequences(task, max(lengths), n, seed=seed) for seed in network.seeds]
     with torch.inference_mode(), without_denormals(), memory_kept():
-        for drawn in zip(*own, strict=True):
-            for some in torch.stack(drawn).split(max(size, 1), dim=1):
+        for drawn, places in _draw_tests(network, task, max(lengths), n):
+            for some, where in _split(drawn, places, max(size, 1)):
                 flat = some.flatten(0, 1)
-                logits = network(upload(flat[:, :-1], device)).logits[:, there]
+                given = upload(flat[:, :-1], device)
+                placed = None if where is None else upload(where, device)
+                logits = network(given, places=placed).logits[:, there]
                 allowed = task.allowed(flat)[:, at]  # meanwhile
                 # On the CPU: float64 is not everywhere. Here the host waits, once a forward.
                 logits, allowed = (by_seed(x.cpu(), seeds) for x in (logits, allowed))
@@ -90,18 +94,16 @@ def attention_entropy(
     """
     device, seeds = next(network.parameters()).device, len(network.seeds)
     at = torch.tensor(lengths, device=device) - 1
-    own = [
-        draw_test_sequences(task, max(lengths), min(n, N_ENTROPY), seed=s) for s in network.seeds
-    ]
+    n = min(n, N_ENTROPY)
     totals, counts = torch.zeros(2, seeds, len(lengths), dtype=torch.float64)
-    with torch.inference_mode(), without_denormals(), _weights_seen(network) as rows:
-        for drawn in zip(*own, strict=True):
-            for some in torch.stack(drawn).to(device).split(_ENTROPY_CHUNK, dim=1):
-                flat = some.flatten(0, 1)
+    with torch.inference_mode(), without_denormals(), weights_seen(network) as rows:
+        for drawn, places in _draw_tests(network, task, max(lengths), n):
+            for some, where in _split(drawn, places, _ENTROPY_CHUNK):
+                flat = some.to(device).flatten(0, 1)
                 live = by_seed(task.allowed(flat)[:, at].any(dim=-1).cpu(), seeds)
                 rows.clear()
-                network(flat[:, :-1])
-                layers = [torch.special.entr(x[:, :, at]).sum(dim=-1).mean(dim=1) for x in rows]
+                network(flat[:, :-1], places=None if where is None else where.to(device))
+                layers = [entropy_of(x[:, :, at]).mean(dim=1) for x in rows]
                 found = by_seed(torch.stack(layers).mean(dim=0).cpu().double(), seeds)
                 totals += torch.where(live, found, 0).sum(dim=1)
                 counts += live.sum(dim=1)
@@ -109,24 +111,34 @@ def attention_entropy(
     return means
 
 
-@contextmanager
-def _weights_seen(network: Decoder) -> Iterator[list[Tensor]]:
-    """A list that each layer's attention weights are added to, in a forward inside the context."""
-    rows: list[Tensor] = []
-    hooks = []
-    layers = [module for module in network.modules() if isinstance(module, DecoderAttention)]
-    before = [layer.config for layer in layers]
-    for layer in layers:
-        layer.config = AttentionConfig()
-        layer.config._attn_implementation = "eager"
-        hooks.append(layer.register_forward_hook(lambda _, __, made: rows.append(made[1])))
-    try:
-        yield rows
-    finally:
-        for hook in hooks:
-            hook.remove()
-        for layer, config in zip(layers, before, strict=True):
-            layer.config = config
+def _draw_tests(
+    network: Decoder, task: SequenceTask, length: int, n: int
+) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """Test sequences (seeds, some, length + 1), and the given tokens' places where they are drawn.
+
+    A sequence has the same places whatever the others are.
+    """
+    own = [draw_test_sequences(task, length, n, seed=seed) for seed in network.seeds]
+    for block, drawn in enumerate(zip(*own, strict=True)):
+        tokens = torch.stack(drawn)
+        lots = [torch_generator(seed, "test places", block) for seed in network.seeds]
+        places = draw_places(
+            network.parts,
+            tokens[..., :-1].flatten(0, 1),
+            lots,
+            context=network.context or 0,
+            training=False,
+        )
+        yield tokens, None if places is None else by_seed(places, len(network.seeds))
+
+
+def _split(
+    tokens: Tensor, places: Tensor | None, size: int
+) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """So many sequences of each seed at once; their places (seeds * size, length)."""
+    for start in range(0, tokens.shape[1], size):
+        rows = slice(start, start + size)
+        yield tokens[:, rows], None if places is None else places[:, rows].flatten(0, 1)
 
 
 def _score(logits: Tensor, allowed: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ _OF_SEARCH = (
 _OF_TRAINING = (
     *_OF_SEARCH,
     *("variants", "seeds", "width", "layers", "mlp_layers"),
-    *("learning_rate", "dropout", "ema_decay", "score_at", "concatenate"),
+    *("learning_rate", "dropout", "ema_decay", "score_at", "concatenate", "context"),
 )
 """Arguments that are settings of a training or a test."""
 
@@ -60,6 +60,7 @@ def train_synthetic(
     layers: int | None = None,
     mlp_layers: int | None = None,
     value_size: int | None = None,
+    context: int | None = None,
     batch: int | None = None,
     learning_rate: float | None = None,
     weight_decay: float | None = None,
@@ -96,6 +97,9 @@ def train_synthetic(
         target: for sequences, what the loss is computed against: the token that came next
             ("sampled") or all allowed tokens ("exact").
         layers, value_size: for sequences and questions; `value_size` is per head.
+        context: for sequences and questions, the number of learned positions, or of those that
+            randomized and coupled ones are drawn from; as many as the longest sequence has tokens
+            if None.
         mlp_layers: for sets, the linear maps of each MLP; 2 if None.
         vocab: number of tokens, for set-complement, dyck, counter and counter-3.
         output: folder for the result and its checkpoints. The same call resumes there.

@@ -105,7 +105,7 @@ def _run_piece(
 
     def after_block(step: int, loss: Any, right: Any) -> None:
         note = f"loss {loss.mean():.3f}, right {right.mean():.1%}"
-        report(f"train {_words(piece.name)}", step, piece.training.steps, note)
+        report(f"train {_words(piece.name)}", step, piece.training.all_steps, note)
 
     early: dict[str, Numbers] = {}
 

@@ -40,10 +40,11 @@ from llmprobe.synthetic.layers import (
 )
 from llmprobe.synthetic.set_tokens import N_CLASSES, VOCAB_SIZE
 from llmprobe.synthetic.softmaxes import (
-    DifferentialSoftmax,
-    NormalizedScores,
-    ScalableSoftmax,
+    SOFTMAXES,
+    RandomItems,
     Softmax,
+    SparseKeys,
+    check_temperature,
 )
 from llmprobe.synthetic.tasks import SetTask
 from llmprobe.synthetic.variants import AVERAGES, BASELINE, Part, parse_variant
@@ -73,13 +74,9 @@ PARTS = {
     "outproj": Part("projection", "W_O for a network of one head; several heads have it"),
     "dropout": Part("dropout", "dropout on the attention output while training"),
     "clipped": Part("clip", "gradients clipped at norm 1 while training, in a run with clip 0"),
-    "ssmax": Part("softmax", "softmax(s log(n) logits), s learned", ScalableSoftmax),
-    "differential": Part(
-        "softmax", "the difference of two softmaxes, RMSNorm on heads", DifferentialSoftmax
-    ),
-    "normalized": Part(
-        "softmax", "standardized logits without softmax, LayerNorm on heads", NormalizedScores
-    ),
+    **SOFTMAXES,
+    "sparse": Part("softmax", "only the items with the largest logits are attended to", SparseKeys),
+    "sparse-random": Part("softmax", "sparse with items chosen by lot, a control", RandomItems),
     "adaptive": Part("temperature", "a colder softmax where it is spread thin, at test time only"),
     **AVERAGES,
 }
@@ -89,8 +86,7 @@ PARTS = {
 def parse_set_variant(name: str) -> dict[str, str]:
     """The variant's parts by their place: `layernorm+ssmax` to {"norm": ..., "softmax": ...}."""
     parts = parse_variant(name, PARTS)
-    if parts.get("softmax") == "normalized" and "temperature" in parts:
-        raise ValueError(f"variants: {name!r} has no softmax whose temperature could change")
+    check_temperature(name, parts)
     if "sum" in parts and "residual" not in parts:
         raise ValueError(
             f"variants: {name!r} has no residual sum for its norm; write residual+{parts['sum']}"

@@ -24,6 +24,7 @@ from llmprobe.base.seeds import torch_generator
 from llmprobe.base.transfers import as_float64, fetch_arrays, upload
 from llmprobe.results.accuracy import MAX_EXAMPLES, MAX_WEIGHTS
 from llmprobe.synthetic.set_network import Answer, SetNetwork
+from llmprobe.synthetic.softmaxes import entropy_of
 from llmprobe.synthetic.tasks import SetTask
 
 N_FEATURES, N_FEATURE_SETS = 5, 256
@@ -127,20 +128,13 @@ class _Tally:
         output, weights = as_float64(answer.output), answer.weights
         hits: Tensor = (answer.logits.argmax(dim=1) == labels) & answer.logits.isfinite().all(dim=1)
         variance, mean = torch.var_mean(output, dim=1, correction=0)
-        entropy = _entropy(weights).mean(dim=1)
+        entropy = entropy_of(weights).mean(dim=1)
         self.features.update(output)
         self.vectors.update(torch.stack([hits.to(mean), mean, variance, entropy], dim=1))
         if self.keep and len(self.values) < N_FEATURE_SETS:
             self.values += answer.output[:N_FEATURE_SETS, :N_FEATURES].clone()
         if self.keep and len(self.tops) < MAX_EXAMPLES:
             self.tops += _top(weights[:MAX_EXAMPLES].mean(dim=1))
-
-
-def _entropy(weights: Tensor) -> Tensor:
-    """(..., n) to (...), in nats; NaN where the weights are no distribution."""
-    positive = (weights >= 0).all(dim=-1) & ((weights.sum(dim=-1) - 1).abs() < 1e-3)
-    entropy = as_float64(torch.special.entr(weights).sum(dim=-1))
-    return entropy.where(positive.to(entropy.device), torch.nan)
 
 
 def _top(weights: Tensor) -> Tensor:

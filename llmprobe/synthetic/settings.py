@@ -41,6 +41,7 @@ _SEARCHES: dict[type[Training], type[Plan]] = {
 }
 _DRAWN_PLACES = {"residual", "projection"}
 """Parts that a search over sets draws."""
+_WITH_CONTEXT = ("learned", "randomized", "coupled", "predicted", "calibrated")
 _MOST = 1_000_000
 """Seeds or sets: nobody wants more."""
 
@@ -51,11 +52,16 @@ def plan_training(
     """The plan of `train_synthetic`; `given` are the arguments that the caller gave."""
     plan = _plan(task, _chosen(task, given, preset), first_seed)
     trainings = [piece.training for piece in plan.pieces()]
-    used = {place for training in trainings for place in training.parse(training.variant)}
+    used = {part for training in trainings for part in training.parse(training.variant).values()}
     if "dropout" in given and "dropout" not in used:
         raise ValueError(f"dropout: got {given['dropout']}, but no variant has dropout; name one")
     if "ema_decay" in given and "ema" not in {plan.average_of(name) for name in plan.variants}:
         raise ValueError(f"ema_decay: got {given['ema_decay']}, but no variant has ema; name one")
+    if "context" in given and not used & {*_WITH_CONTEXT}:
+        raise ValueError(
+            f"context: got {given['context']}, but no variant has one of "
+            f"{', '.join(_WITH_CONTEXT)}; name one"
+        )
     return plan
 
 

@@ -12,7 +12,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -85,8 +85,7 @@ class Training(ABC):
             raise ValueError(f"schedule: got {self.schedule!r}, accepted: {', '.join(SCHEDULES)}")
         for name in ("steps", "batch", "shortest", "width", "heads"):
             check_size(name, getattr(self, name))
-        rotary = self.parse(self.variant).get("positions") == "rotary"
-        check_heads(self.width, self.heads, rotary=rotary)
+        self.check_heads()
         if self.longest < self.shortest:
             raise ValueError(
                 f"longest: got {self.longest}, accepted: the shortest, {self.shortest}, or more"
@@ -112,6 +111,10 @@ class Training(ABC):
                 f"variants: {self.variant!r} clips gradients at {CLIPPED:g}, but clip is "
                 f"{self.clip:g} for all; give clip 0"
             )
+
+    def check_heads(self) -> None:
+        """Refuse heads that the network cannot have."""
+        check_heads(self.width, self.heads)
 
     def each(self, name: str) -> tuple[float, ...]:
         """A number for each seed."""
@@ -140,6 +143,23 @@ class Training(ABC):
         if not self.each("dropout")[index]:  # one of a search's pair is trained without
             have.pop("dropout", None)
         return wanted == have
+
+    def first(self) -> "Training | None":
+        """The training that this one begins with, for variants of two stages."""
+        parts = self.parse(self.variant).values()
+        kept = [part for part in parts if not self.parts[part].staged]
+        if len(kept) == len(parts):
+            return None
+        return replace(self, variant="+".join(kept) or BASELINE, averages=())
+
+    @property
+    def all_steps(self) -> int:
+        """Those of both stages."""
+        return self.steps * (1 if self.first() is None else 2)
+
+    def begin(self, network: Any, first: Any) -> None:
+        """Give a network what it needs of the trained networks of the first stage."""
+        raise NotImplementedError
 
     @cached_property
     def largest_gradient(self) -> float:
@@ -196,13 +216,19 @@ def train(
 ) -> Trained:
     """Train a stack of seeds, from its checkpoint where there is one.
 
+    A training of two stages trains the first to its end, with a checkpoint next to the other.
     `report` is given the steps done and the last block's loss and share of right answers by seed.
     `visit` has what is called with the networks as they are at a step, a multiple of `BLOCK`. A
     training that resumes from a later checkpoint does not come by that step again.
     """
     run = _Run(training, torch.device(device))
+    first = training.first()
     if checkpoint is not None and checkpoint.is_file():
         run.load(checkpoint)
+    elif first is not None:
+        path = checkpoint and checkpoint.with_name(f"{checkpoint.stem}.first{checkpoint.suffix}")
+        run.begin(train(first, device=device, checkpoint=path, report=report).network)
+    before = training.all_steps - training.steps
     saved = time.monotonic()
     visits = visit or {}
     while run.step < training.steps:
@@ -211,7 +237,7 @@ def train(
         # Sharp attention has weights, and gradients, of that size.
         with without_denormals(), memory_kept():
             loss, accuracy = run.block()
-        report(run.step, loss, accuracy)
+        report(before + run.step, loss, accuracy)
         late = time.monotonic() - saved > SECONDS
         if checkpoint is not None and (late or run.step == training.steps):
             run.save(checkpoint)
@@ -226,14 +252,20 @@ class _Run:
         self.training, self.device = training, device
         self.network = training.new_network().to(device)
         self.weights: dict[str, nn.Parameter] = dict(self.network.named_parameters())
-        self.optimizer = SeedAdamW(
-            self.weights, training.each("learning_rate"), training.weight_decay
-        )
+        trained = {name: weight for name, weight in self.weights.items() if weight.requires_grad}
+        rates = training.each("learning_rate")
+        self.optimizer = SeedAdamW(trained, rates, training.weight_decay)
         kinds: dict[str, Averaging] = {"ema": Ema(decay=training.ema_decay), "bema": Bema()}
         self.averages = {name: Average(kinds[name]) for name in training.averages}
         self.losses = torch.zeros(0, len(training.seeds), dtype=torch.float64)
         self.diverged = torch.full((len(training.seeds),), -1)
         self.step = 0
+        for average in self.averages.values():
+            average.update(0, self.weights)
+
+    def begin(self, first: Any) -> None:
+        """From what a first stage gave."""
+        self.training.begin(self.network, first)
         for average in self.averages.values():
             average.update(0, self.weights)
 

@@ -15,6 +15,25 @@ BASELINE = "baseline"
 AT_TEST = ("temperature", "weights")
 """Places that training does not see."""
 
+PLACES = {
+    "mlp": "between attentions",
+    "norm": "on the attention output of sets, or on the residual stream of sequences",
+    "heads": "on each head",
+    "joined": "on the heads joined",
+    "residual": "around the attention of sets",
+    "sum": "after that residual sum",
+    "projection": "after the heads",
+    "positions": "what attention does with the positions of tokens",
+    "drawn": "where positions come from; learned ones if no part of positions is named",
+    "bias": "added to the logits",
+    "softmax": "from logits to attention weights",
+    "temperature": "of the softmax",
+    "dropout": "while training",
+    "clip": "while training",
+    "weights": "which weights are tested",
+}
+"""What a part can change, in words."""
+
 
 @dataclass(frozen=True)
 class Part:
@@ -24,6 +43,8 @@ class Part:
     description: str
     build: Callable[..., Any] = nn.Identity
     """What stands in that place, where it is a module; the network says of which arguments."""
+    staged: bool = False
+    """Whether its training begins with what a training without it gives."""
 
 
 Parts = Mapping[str, Part]

@@ -1,6 +1,5 @@
 """`ls`."""
 
-import itertools
 import json
 
 import pytest
@@ -10,6 +9,7 @@ from llmprobe.results.opening import known_kinds
 from llmprobe.synthetic.decoder_network import DECODER_PARTS
 from llmprobe.synthetic.set_network import PARTS
 from llmprobe.synthetic.tasks import TASKS
+from llmprobe.synthetic.variants import PLACES
 
 EXPECTED = {
     "prompts": list(Prompts.kinds),
@@ -60,16 +60,18 @@ def test_tasks_are_grouped_by_kind(call):
     assert json.loads(call("ls", "tasks", "--json")[1]) == found
 
 
-def test_variants_are_grouped_by_network_and_place(call):
+def test_variants_are_grouped_by_the_place_that_they_change(call):
     code, out, err = call("ls", "variants")
     assert (code, err) == (0, "")
     found = groups(out)
+    assert json.loads(call("ls", "variants", "--json")[1]) == found
     assert "baseline" in found.pop("all tasks")
     baselines = found.pop("baselines of decoders")
     assert "othello" in baselines["mlp+prenorm+rotary"]
-    for names, parts in zip(found.values(), (PARTS, DECODER_PARTS), strict=True):
-        assert names.keys() == parts.keys()
-        places = [words.partition(":")[0] for words in names.values()]
-        assert places == [parts[name].place for name in names]
-        assert len(list(itertools.groupby(places))) == len(set(places))
-    assert json.loads(call("ls", "variants", "--json")[1]).keys() == groups(out).keys()
+    expected = {f"{place}, {words}": set() for place, words in PLACES.items()}
+    for parts in (PARTS, DECODER_PARTS):
+        for name, part in parts.items():
+            expected[f"{part.place}, {PLACES[part.place]}"].add(name)
+    assert {title: set(names) for title, names in found.items()} == expected
+    assert all(expected.values())
+    assert all(words for names in found.values() for words in names.values())

@@ -1,15 +1,18 @@
 """The lab's network of one seed as a textbook writes it: every item has a key and a value.
 
 It shares no code with `llmprobe.synthetic` but the names of the parts; the formulas are those of
-the papers (arXiv 2410.01104, 2501.19399, 2410.05258, 2005.09561). An unknown part is an error, so a
-new one needs its formula here.
+the papers (arXiv 2410.01104, 2501.19399, 2410.05258, 2005.09561, 1905.05702, 2212.14246). An
+unknown part is an error, so a new one needs its formula here.
 """
 
 import math
 from collections.abc import Iterator
 
 import torch
+from plain_decoder import entmax
 from torch import Tensor, nn
+
+from llmprobe.base.seeds import numpy_generator
 
 MAPS = {
     "items.first": "item_mlp.first",
@@ -70,6 +73,9 @@ KNOWN = {
     "differential",
     "normalized",
     "adaptive",
+    "entmax",
+    "sparse",
+    "sparse-random",
 }
 
 
@@ -177,6 +183,18 @@ class Textbook(nn.Module):
             deviation = torch.sqrt(scores.var(dim=-1, correction=0, keepdim=True) + 1e-5)
             standard = (scores - mean) / deviation
             return self.gain[:, None, None] * standard + self.shift[:, None, None]
+        if "entmax" in self.parts:
+            rows = [entmax(row) for row in scores.flatten(0, 2)]
+            return torch.stack(rows).view(scores.shape)
+        n = scores.shape[-1]
+        measure = scores
+        if "sparse-random" in self.parts:
+            lots = numpy_generator(0, "sparse").random((n, self.heads))
+            measure = torch.from_numpy(lots.T)[:, None].expand_as(scores)
+        if self.parts & {"sparse", "sparse-random"}:
+            kept = min(n, max(1, 5 * math.ceil(math.log(n))))
+            least = measure.topk(kept, dim=-1).values[..., -1:]
+            scores = scores.where(measure >= least, -math.inf)
         weights = self.plain(scores)
         if "differential" in self.parts:
             q1, k1, q2, k2 = self.vectors

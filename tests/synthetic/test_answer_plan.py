@@ -90,7 +90,7 @@ def test_concatenated_examples_are_whole_and_those_of_the_same_draws():
     two = dataclasses.replace(SMALL, batch=4, concatenate=2)
     for (single,), (double,) in zip(one.batches(0), two.batches(0), strict=True):
         assert torch.equal(double.reshape(single.shape), single)
-    assert two.context >= 2 * two.sequences.size(two.longest)
+    assert two.places >= 2 * two.sequences.size(two.longest)
 
 
 def test_variants_of_a_seed_meet_the_same_examples():

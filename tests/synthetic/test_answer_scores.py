@@ -26,8 +26,9 @@ class Player(nn.Module):
         super().__init__()
         self.play, self.seeds = play, seeds
         self.weight = nn.Parameter(torch.zeros(1))
+        self.parts, self.context, self.pairs = {}, None, 0
 
-    def forward(self, tokens):
+    def forward(self, tokens, places):
         return Predicted(self.play(tokens))
 
 

@@ -25,7 +25,13 @@ from llmprobe.synthetic.variants import BASELINE
 JOINED = [
     *("mlp+prenorm", "mlp+postnorm", "postnorm+rotary", "mlp+prenorm+learned"),
     *("mlp+prenorm+rotary+dropout+ema", "learned+bema", "mlp+subnorm"),
+    *("fire+randomized", "rotary+coupled", "rotary+predicted", "xpos+ssmax", "alibi+differential"),
+    *("fire+normalized", "rotary+linear", "ssmax+adaptive", "differential+adaptive+alibi"),
 ]
+ORDERED = {name for name, part in DECODER_PARTS.items() if part.place in ("positions", "drawn")}
+ORDERED -= {"nope"}
+IN_ORDER = {*ORDERED, "calibrated"}
+"""The bias is by order, whatever the places."""
 VARIANTS = [BASELINE, *DECODER_PARTS, *JOINED]
 VOCAB, WIDTH, BATCH, LENGTH = 11, 8, 2, 6
 SEEDS = (3, 8, 5)
@@ -36,6 +42,7 @@ every_part = pytest.mark.parametrize("variant", [BASELINE, *DECODER_PARTS])
 
 def build(variant=BASELINE, *, seeds=(0,), layers=2, heads=2, dtype=torch.float32, **options):
     """A decoder whose parameters are all away from where they begin, and attention from uniform."""
+    heads = 2 if "differential" in variant else heads
     sizes = {"width": WIDTH, "layers": layers, "heads": heads, "context": LENGTH + 4}
     network = Decoder(VOCAB, variant, seeds=seeds, **(sizes | options))
     generator = torch.Generator().manual_seed(1)
@@ -53,6 +60,11 @@ def draw(n=BATCH, length=LENGTH):
     return torch.randint(VOCAB, (n, length), generator=torch.Generator().manual_seed(2))
 
 
+def draw_own(n=BATCH, length=LENGTH, most=LENGTH + 4):
+    """Places that are all over the context, and not in order."""
+    return torch.randint(most, (n, length), generator=torch.Generator().manual_seed(5))
+
+
 def of_seed(index):
     return slice(index * BATCH, (index + 1) * BATCH)
 
@@ -64,21 +76,61 @@ def test_each_seed_of_a_stack_is_the_plain_decoder_and_so_are_its_gradients(
 ):
     network = exact(variant, seeds=SEEDS, heads=heads, value_size=value_size)
     tokens, targets = draw(3 * BATCH), draw(3 * BATCH).flip(0)
-    logits = network(tokens).logits
+    logits, placed = network(tokens)
     assert logits.shape == (3 * BATCH, LENGTH, VOCAB)
-    F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum").backward()
+
+    def loss(logits, placed, targets):
+        found = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+        return found if placed is None else found + placed.square().sum()
+
+    loss(logits, placed, targets).backward()
     theirs = dict(network.named_parameters())
     for index in range(len(SEEDS)):
         plain = PlainDecoder.of(network, index)
         expected = plain(tokens[of_seed(index)])
         torch.testing.assert_close(logits[of_seed(index)], expected, rtol=1e-10, atol=1e-10)
-        own = targets[of_seed(index)].flatten()
-        F.cross_entropy(expected.flatten(0, 1), own, reduction="sum").backward()
+        loss(expected, plain.placed, targets[of_seed(index)]).backward()
         for name, parameter, turned in plain.pairs():
+            if not theirs[name].requires_grad:
+                assert parameter.grad is None
+                continue
             gradient = parameter.grad.T if turned else parameter.grad
             torch.testing.assert_close(
                 theirs[name].grad[index], gradient, rtol=1e-9, atol=1e-9, msg=name
             )
+
+
+@every_variant
+def test_places_from_outside_are_those_of_the_plain_decoder(variant):
+    network, tokens, places = exact(variant, seeds=SEEDS), draw(3 * BATCH), draw_own(3 * BATCH)
+    logits, shared = network(tokens, places=places).logits, network(tokens, places=places[:3])
+    explicit = network(tokens, places=places, drop=lambda x: x * 1.0).logits
+    torch.testing.assert_close(explicit, logits, rtol=1e-11, atol=1e-11)
+    for index in range(len(SEEDS)):
+        plain, own = PlainDecoder.of(network, index), of_seed(index)
+        expected = plain(tokens[own], places=places[own])
+        torch.testing.assert_close(logits[own], expected, rtol=1e-10, atol=1e-10)
+        one = plain(tokens[own], places=places[[index] * BATCH])
+        torch.testing.assert_close(shared.logits[own], one, rtol=1e-10, atol=1e-10)
+    plain = network(tokens).logits
+    assert torch.allclose(logits, plain) == ORDERED.isdisjoint(variant.split("+"))
+    ordinary = torch.arange(LENGTH).expand(3 * BATCH, -1)
+    torch.testing.assert_close(network(tokens, places=ordinary).logits, plain)
+
+
+@pytest.mark.parametrize("variant", [name for name in DECODER_PARTS if "sparse" in name])
+def test_sparse_attention_of_many_tokens_is_that_of_the_plain_decoder(variant):
+    """Up to 15 tokens all queries and keys are kept."""
+    network, tokens = exact(variant, seeds=SEEDS), draw(3 * BATCH, length=21)
+    logits = network(tokens).logits
+    for index in range(len(SEEDS)):
+        expected = PlainDecoder.of(network, index)(tokens[of_seed(index)])
+        torch.testing.assert_close(logits[of_seed(index)], expected, rtol=1e-10, atol=1e-10)
+    full = exact(seeds=SEEDS)
+    full.load_state_dict(network.state_dict())
+    same = torch.isclose(logits, full(tokens).logits, rtol=1e-9).all(dim=-1).all(dim=0)
+    assert same[:15].all()
+    assert not same[15:].all()
 
 
 @every_part
@@ -118,8 +170,9 @@ def test_a_member_keeps_the_precision_and_the_bits(dtype):
 @every_variant
 def test_all_variants_of_a_seed_begin_alike(variant):
     """Whatever the other seeds are, and where among them it stands."""
-    plain = Decoder(VOCAB, seeds=(7,), width=WIDTH, layers=2).state_dict()
-    own = Decoder(VOCAB, variant, seeds=(2, 7), width=WIDTH, layers=2, context=9).state_dict()
+    shape = {"width": WIDTH, "layers": 2, "heads": 2}
+    plain = Decoder(VOCAB, seeds=(7,), **shape).state_dict()
+    own = Decoder(VOCAB, variant, seeds=(2, 7), context=9, **shape).state_dict()
     for name, values in plain.items():
         assert torch.equal(own[name][1], values[0]), name
         assert not torch.equal(own[name][0], values[0]), name
@@ -155,7 +208,7 @@ def test_the_order_of_what_came_before_counts_only_with_positions(variant):
     order = torch.tensor([3, 0, 4, 1, 2])
     mixed = torch.cat([tokens[:, order], tokens[:, -1:]], dim=1)
     same = torch.allclose(network(mixed).logits[:, -1], network(tokens).logits[:, -1], atol=1e-10)
-    assert same == ({"learned", "rotary"}.isdisjoint(variant.split("+")))
+    assert same == IN_ORDER.isdisjoint(variant.split("+"))
 
 
 @every_variant
@@ -216,7 +269,18 @@ def test_the_minimal_model_has_its_closed_form():
         ("prenorm+mlp+postnorm", {}, "prenorm and postnorm for the norm; choose one"),
         ("learned+rotary", {}, "learned and rotary for the positions; choose one"),
         ("mlp+mlp", {}, "mlp and mlp for the mlp; choose one"),
-        ("learned", {"context": None}, "learned positions need a context"),
+        ("learned", {"context": None}, "learned and drawn positions and calibrated"),
+        ("calibrated", {"context": None}, "calibrated attention need a context"),
+        ("calibrated+ssmax", {}, "calibrates ssmax; accepted: the softmax"),
+        ("linear-swap+alibi", {}, "has no logits that alibi could be added to"),
+        ("rotary+randomized", {"context": None}, "learned and drawn positions"),
+        ("xpos", {"width": 6, "heads": 2}, "width: got 6, accepted for rotary positions"),
+        ("alibi+coupled", {}, "has coupled places for alibi; accepted: learned, rotary"),
+        ("nope+randomized", {}, "has randomized places for nope; accepted: learned, rotary, xpos"),
+        ("randomized+coupled", {}, "randomized and coupled for the drawn; choose one"),
+        ("linear+fire", {}, "has no logits that fire could be added to"),
+        ("normalized+adaptive", {}, "has no softmax whose temperature could change"),
+        ("sparse+adaptive", {}, "has no softmax whose temperature could change"),
         (BASELINE, {"layers": 0}, "layers: got 0, accepted: 1 or more"),
         (BASELINE, {"value_size": 0}, "value_size: got 0, accepted: 1 or more"),
         (BASELINE, {"seeds": ()}, "seeds: got 0, accepted: 1 or more"),
@@ -274,7 +338,8 @@ def test_the_attention_of_a_decoder_is_found(variant):
     assert [layer.path for layer in layers] == ["layers.0.attention", "layers.1.attention"]
     for layer in layers:
         assert layer.projection == f"{layer.path}.o_proj"
-        assert (layer.n_heads, layer.head_size) == (2, 3)
+        shape = (1, 6) if "differential" in variant else (2, 3)
+        assert (layer.n_heads, layer.head_size) == shape
         assert not layer.last_only
 
 
@@ -324,9 +389,9 @@ def test_rows_are_the_softmax_of_the_queries_own_keys(variant):
         layer.attention.register_forward_pre_hook(lambda module, args: seen.append((module, args)))
     with capture_rows(network, positions=-1) as rows:
         network(tokens)
-    for number, (module, (x, drop)) in enumerate(seen[-2:]):
+    for number, (module, given) in enumerate(seen[-2:]):
         module.config._attn_implementation = "eager"
-        _, weights = module(x, drop)
+        _, weights = module(*given)
         module.config._attn_implementation = "sdpa"
         last = weights[:, :, -1].detach()
         entropy = torch.special.entr(last).sum(dim=-1)

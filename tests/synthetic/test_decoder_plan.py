@@ -102,8 +102,8 @@ def test_only_the_positions_from_shortest_to_longest_count(target):
     assert batch[0].shape == (3 * SMALL.batch, SMALL.longest + 1)
     forward = network.forward
 
-    def spoiled(tokens, drop):
-        logits = forward(tokens, drop=drop).logits.clone()
+    def spoiled(tokens, drop, places):
+        logits = forward(tokens, drop=drop, places=places).logits.clone()
         assert logits.shape[1] == SMALL.longest
         logits[:, : SMALL.shortest - 1] = 1e4 * torch.arange(SMALL.sequences.vocab)
         return Predicted(logits)
@@ -123,7 +123,7 @@ def test_positions_behind_the_end_of_a_game_do_not_count(target):
     assert not live.all()
     network = opinionated(training)
     logits = network(tokens[:, :-1]).logits.detach().requires_grad_()
-    network.forward = lambda tokens, drop: Predicted(logits)
+    network.forward = lambda tokens, drop, places: Predicted(logits)
     loss, _ = training.losses(network, (tokens, allowed), no_drop)
     loss.sum().backward()
     counts = live.clone()
@@ -131,7 +131,10 @@ def test_positions_behind_the_end_of_a_game_do_not_count(target):
     assert torch.equal(logits.grad.abs().sum(dim=-1) > 0, counts)
 
 
-@pytest.mark.parametrize("variant", ["baseline", "mlp+prenorm+learned", "dropout"])
+@pytest.mark.parametrize(
+    "variant",
+    ["baseline", "mlp+prenorm+learned", "dropout", "xpos+randomized", "randomized+entmax"],
+)
 @pytest.mark.parametrize("rates", [3e-3, (1e-2, 1e-3, 0.0)], ids=["one rate", "a rate each"])
 def test_a_seed_of_a_stack_ends_where_it_ends_alone(variant, rates):
     target = "exact" if variant == "dropout" else "sampled"
@@ -182,7 +185,7 @@ def test_variants_of_a_seed_meet_the_same_sequences(base):
 def test_a_training_that_was_stopped_ends_with_the_same_bits(tmp_path, rates):
     training = dataclasses.replace(
         SMALL,
-        variant="mlp+prenorm+dropout",
+        variant="mlp+prenorm+dropout+fire+randomized",
         steps=18,
         learning_rate=rates,
         dropout=(0.0, 0.1, 0.3),
@@ -241,8 +244,14 @@ def test_who_learned_nothing_is_named():
 @every_task
 @pytest.mark.parametrize("variant", ["baseline", *DECODER_PARTS])
 def test_a_variant_changes_its_place_in_the_tasks_baseline(base, variant):
-    network = dataclasses.replace(base, variant=variant).new_network()
+    if variant in ("coupled", "predicted"):
+        with pytest.raises(ValueError, match=f"{variant} needs tokens that belong together, but"):
+            dataclasses.replace(base, variant=variant)
+        return
+    network = dataclasses.replace(base, variant=variant, heads=2).new_network()
     expected = set(TASKS[base.task].baseline.values()) - {"baseline"}
+    if variant == "randomized":
+        expected = (expected - {"rotary"}) | {"learned"}
     if variant != "baseline":
         expected -= {p for p in expected if DECODER_PARTS[p].place == DECODER_PARTS[variant].place}
         expected |= {variant}
@@ -260,6 +269,8 @@ def test_a_variant_changes_its_place_in_the_tasks_baseline(base, variant):
         ({"value_size": 0}, "value_size: got 0, accepted: a whole number"),
         ({"vocab": 1}, "vocab: got 1, accepted: 2 to"),
         ({"longest": 6}, "train_lengths: got 6, accepted for set-complement: 1 to 5 tokens"),
+        ({"context": 0}, "context: got 0, accepted: a whole number"),
+        ({"variant": "differential"}, "heads: got 1, accepted for differential: an even number"),
         ({"heads": 3}, "heads: got 3, accepted: a divisor of the width, 8"),
         ({"task": "othello"}, "vocab: got 6, but the tokens of othello are given"),
     ],

@@ -6,6 +6,7 @@ from textbook import Textbook
 from torch.nn import functional as F
 
 from llmprobe.synthetic.set_network import PARTS, SetNetwork, parse_set_variant
+from llmprobe.synthetic.softmaxes import COLDER
 from llmprobe.synthetic.tasks import TASKS, SetTask
 from llmprobe.synthetic.variants import BASELINE, trained_as
 
@@ -21,7 +22,8 @@ def whole(variant):
 
 SINGLE = [BASELINE, *map(whole, PARTS)]
 PAIRS = [f"{a}+{b}" for a in PARTS for b in PARTS if PARTS[a].place < PARTS[b].place]
-PAIRS.remove("normalized+adaptive")
+WARM = {name for name, part in PARTS.items() if part.place == "softmax"} - {*COLDER}
+PAIRS = [pair for pair in PAIRS if not ("adaptive" in pair and WARM & {*pair.split("+")})]
 VARIANTS = list(dict.fromkeys([*SINGLE, *map(whole, PAIRS)]))
 TASKS_OF_SETS = [name for name, task in TASKS.items() if issubclass(task, SetTask)]
 CASES = [(task, variant, heads) for task in TASKS_OF_SETS for variant in SINGLE for heads in (1, 4)]

@@ -77,6 +77,14 @@ def test_what_cannot_be_planned_is_refused(wrong, words):
     ("task", "given", "words"),
     [
         ("argmax", {"dropout": 0.2}, "no variant has dropout"),
+        ("argmax", {"context": 20}, "context: got 20, but it is not for argmax"),
+        ("othello", {"context": 80}, "no variant has one of learned, randomized"),
+        (
+            "othello",
+            {"context": 59, "variants": "learned,rotary+randomized"},
+            r"context: got 59, accepted for rotary\+randomized: the 60 places",
+        ),
+        ("othello", {"variants": "coupled"}, "coupled needs tokens that belong together"),
         ("argmax", {"ema_decay": 0.9}, "no variant has ema"),
         ("othello", {"variants": "baseline,mlp"}, "accepted: different ones"),
         ("othello", {"variants": "rotary,baseline"}, "accepted: different ones"),

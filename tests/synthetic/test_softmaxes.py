@@ -9,6 +9,7 @@ from llmprobe.synthetic.set_network import PARTS
 from llmprobe.synthetic.softmaxes import (
     DifferentialSoftmax,
     NormalizedScores,
+    RandomItems,
     ScalableSoftmax,
     Softmax,
 )
@@ -49,7 +50,8 @@ def test_shape_order_and_a_constant_in_all_logits(kind, n):
     assert weights.shape == (SEEDS * BATCH, HEADS, n)
     assert weights.isfinite().all()
     order = torch.randperm(n, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(softmax(x[..., order]), weights[..., order])
+    if kind is not RandomItems:  # which items, is a lot that their places draw
+        torch.testing.assert_close(softmax(x[..., order]), weights[..., order])
     shift = logits(1, maps=softmax.maps)
     torch.testing.assert_close(softmax(x + shift), weights)
 
