@@ -152,6 +152,13 @@ Quantize = Annotated[
         **choice("int8", "int4", text="Round the weights of the layers (needs torchao)."), **_MODEL
     ),
 ]
+PartOf = Annotated[
+    str | None,
+    typer.Option(
+        **choice("encoder", "decoder", "cross", text="Of an encoder-decoder. Default: encoder."),
+        **_MODEL,
+    ),
+]
 AllowPickle = Annotated[
     bool,
     typer.Option("--allow-pickle", **FLAG, help="Load .bin weights. They can run code.", **_MODEL),
@@ -173,6 +180,7 @@ LOADING: Group = {
     "trust_remote_code": (TrustRemoteCode, False),
 }
 MODEL: Group = {"model": (Model, "builtin"), **LOADING}
+PART: Group = {"part": (PartOf, None)}
 
 Prompts = Annotated[
     str,

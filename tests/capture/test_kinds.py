@@ -12,6 +12,12 @@ from llmprobe import attention_layers, check_capture, load_model, probe_variance
 from llmprobe.capture.kinds import empty_model, is_encoder, loader
 from llmprobe.capture.refusals import Refusal
 
+_BOTH = {"encoder": {"model_type": "bert"}, "decoder": {"model_type": "bert"}}
+OTHER_KINDS: dict[str, dict[str, Any]] = {
+    **{name: {} for name in ("vit", "dinov2", "clip", "whisper", "wav2vec2")},
+    "encoder-decoder": _BOTH,
+}
+"""Models of images or sound, and pairs of models that only a config joins."""
 SIZE = {"vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 BERT = SIZE | {"intermediate_size": 48, "max_position_embeddings": 24}
 
@@ -47,10 +53,10 @@ def test_decoders_of_encoder_families_stay_decoders():
 
 
 def test_other_kinds_are_refused_by_name():
-    with pytest.raises(Refusal, match="is T5Config, an encoder-decoder"):
-        loader(T5Config())
-    with pytest.raises(Refusal, match="is ViTConfig, of another kind"):
-        loader(AutoConfig.for_model("vit"))
+    for name, settings in OTHER_KINDS.items():
+        config = AutoConfig.for_model(name, **settings)
+        with pytest.raises(Refusal, match=f"is {type(config).__name__}, of a kind that cannot"):
+            loader(config)
 
 
 def test_shapes_come_without_numbers():

@@ -177,6 +177,7 @@ BAD_BY_NAME: dict[str, dict[str, str]] = {
     "revision": {"main": "is local; leave it out"},
     "attn-implementation": {"slow": "accepted: eager"},
     "quantize": {"int3": "int8, int4"},
+    "part": {"head": "encoder, decoder, cross", "cross": "is no encoder-decoder"},
     "position": {"middle": "auto, last, first, mean", "3": "is causal", "first": "is causal"},
     "batch-tokens": {"0": "1 or more"},
     "chunk": {"0": "1 or more"},
