@@ -318,4 +318,7 @@ def _describe_bos(loaded: LoadedModel) -> str:
 
 def _plain(weight: Tensor) -> Tensor:
     """Quantized weights have few operations."""
-    return weight if type(weight) in (Tensor, nn.Parameter) else weight.dequantize()
+    if type(weight) in (Tensor, nn.Parameter):
+        return weight
+    nf4: Any = getattr(weight, "get_original_weight", None)
+    return weight.dequantize() if nf4 is None else nf4()

@@ -39,6 +39,7 @@ from llmprobe.capture.contents import (
     check_backend,
     check_config,
     check_file,
+    check_kernel,
     check_layers,
     check_tokenizer,
     check_types,
@@ -48,7 +49,7 @@ from llmprobe.capture.contents import (
 from llmprobe.capture.gguf_files import count_gguf, gguf_values, quick_gguf
 from llmprobe.capture.kinds import empty_model, loader
 from llmprobe.capture.parts import Part, check_part, part_of
-from llmprobe.capture.quantizing import check_package, check_quantize
+from llmprobe.capture.quantizing import check_package, check_quantize, running_quantized
 from llmprobe.capture.quantizing import quantize as quantize_model
 from llmprobe.capture.refusals import (
     BUILTIN,
@@ -95,7 +96,7 @@ class LoadedModel:
     """Whether every text begins with the BOS token, by the tokenizer or by a GGUF file."""
 
     quantized: str | None = None
-    """int8 or int4 if the weights were quantized while loading."""
+    """int8, int4 or nf4 if the weights were quantized while loading."""
     part: str | None = None
     """Of an encoder-decoder: encoder, decoder or cross."""
 
@@ -169,7 +170,8 @@ def load_model(
     `device_map`: accelerate's plan for several devices, used instead of `device`.
     `attn_implementation`: the attention backend ("sdpa", "eager", ...); None for the model's
     default.
-    `quantize`: "int8" or "int4" weights in the layers, through torchao; activations stay float.
+    `quantize`: "int8", "int4" or "nf4" weights in the layers, through torchao; activations stay
+    float.
     `part`: which attention of an encoder-decoder is looked at: "encoder" (its default), "decoder"
     or "cross". The model is then a `Part`, which takes the tokens of prompts.
     `allow_pickle`: read `.bin` weights, which can run code.
@@ -206,6 +208,7 @@ def load_model(
         n_tensors = _check_contents(place, folder, trust_remote_code)
         if not trust_remote_code:
             check_backend(attn_implementation, "in attn_implementation")
+        check_kernel(attn_implementation, target)
         config = AutoConfig.from_pretrained(place.source, **options)
         check_layers("num_hidden_layers", _n_layers(config), n_tensors)
         auto, options_of_kind = loader(config)
@@ -221,19 +224,20 @@ def load_model(
         if place.gguf is not None and hasattr(transformers, "GgufConfig"):
             # Otherwise some weights stay packed, and kernels for them are fetched from the hub.
             options["quantization_config"] = transformers.GgufConfig(dequantize=True)
-        model, report = auto.from_pretrained(
-            place.source,
-            config=config,
-            dtype=number_type,
-            device_map={"": target} if device_map is None else device_map,
-            attn_implementation=attn_implementation,
-            use_safetensors=None if allow_pickle else True,
-            # Weights of the wrong shape are reported, and refused below by name.
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-            **options,
-            **options_of_kind,
-        )
+        options |= options_of_kind
+        with running_quantized(config):
+            model, report = auto.from_pretrained(
+                place.source,
+                config=config,
+                dtype=number_type,
+                device_map={"": target} if device_map is None else device_map,
+                attn_implementation=attn_implementation,
+                use_safetensors=None if allow_pickle else True,
+                # Weights of the wrong shape are reported, and refused below by name.
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+                **options,
+            )
         check_complete(report)
         if quantize is not None:
             quantize_model(model, quantize)

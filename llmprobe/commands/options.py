@@ -149,7 +149,8 @@ AttnImplementation = Annotated[
 Quantize = Annotated[
     str | None,
     typer.Option(
-        **choice("int8", "int4", text="Round the weights of the layers (needs torchao)."), **_MODEL
+        **choice("int8", "int4", "nf4", text="Round weights of the layers (needs torchao)."),
+        **_MODEL,
     ),
 ]
 PartOf = Annotated[

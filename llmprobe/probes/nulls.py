@@ -29,6 +29,11 @@ def null_model(loaded: LoadedModel, null: str, *, seed: int) -> nn.Module:
             f"null: attention of {loaded.name} is edited, and that of a null model would not be; "
             "leave null out, or the edit"
         )
+    if loaded.quantized is not None and null == "shuffled":
+        raise ValueError(
+            f"null: got 'shuffled', but weights of {loaded.name} are rounded to {loaded.quantized} "
+            "and their entries cannot be moved; use 'untrained', or leave quantize out"
+        )
     whole = whole_of(model)
     made = _untrained(whole, loaded.name, seed) if null == "untrained" else copy.deepcopy(whole)
     if null == "shuffled":

@@ -176,7 +176,7 @@ BAD_BY_NAME: dict[str, dict[str, str]] = {
     "dtype": {"int8": "float32, bfloat16", "torch.float32": "float32, bfloat16"},
     "revision": {"main": "is local; leave it out"},
     "attn-implementation": {"slow": "accepted: eager"},
-    "quantize": {"int3": "int8, int4"},
+    "quantize": {"int3": "int8, int4, nf4"},
     "part": {"head": "encoder, decoder, cross", "cross": "is no encoder-decoder"},
     "position": {"middle": "auto, last, first, mean", "3": "is causal", "first": "is causal"},
     "batch-tokens": {"0": "1 or more"},
