@@ -33,7 +33,7 @@ from llmprobe.capture.calls import (
     uses_interface,
 )
 from llmprobe.capture.loading import AnyModel, module_of
-from llmprobe.capture.observing import Seen, observe
+from llmprobe.capture.observing import Seen, ends_in_heads, observe
 from llmprobe.capture.parts import Part, whole_of
 from llmprobe.capture.wrapping import check_plain
 from llmprobe.errors import UnsupportedModelError
@@ -215,11 +215,19 @@ def _discover(model: nn.Module) -> Iterator[AttentionLayer]:
     numbers = [layer_number(paths[id(module)], module) for module in attention]
     if len(set(numbers)) < len(numbers):
         numbers = list(range(len(numbers)))
+    note = seen[id(attention[0])]
+    separate = note.outside and not note.calls and _returns_heads(model, attention[0])
     for number, module in zip(numbers, attention, strict=True):
-        layer = _describe(module, paths, number, seen[id(module)], decoder)
+        note = seen[id(module)]
+        layer = _describe(module, paths, number, note, decoder, separate=separate)
         # A window in both directions has another size than it says; across stacks there is none.
         layer = replace(layer, causal=False, window=None) if both_ways else layer
         yield replace(layer, type="full", cross=True) if cross else layer
+
+
+def _returns_heads(model: nn.Module, attention: nn.Module) -> bool:
+    with eager_weights(model):
+        return ends_in_heads(attention, partial(_run, model, output_attentions=True))
 
 
 def is_cross(model: nn.Module) -> bool:
@@ -301,7 +309,13 @@ def eager_weights(model: nn.Module, layers: Sequence[AttentionLayer] = ()) -> It
 
 
 def _describe(
-    module: nn.Module, paths: dict[int, str], number: int, seen: Seen, decoder: nn.Module
+    module: nn.Module,
+    paths: dict[int, str],
+    number: int,
+    seen: Seen,
+    decoder: nn.Module,
+    *,
+    separate: bool,
 ) -> AttentionLayer:
     path = paths[id(module)]
     what = f"{path} ({type(module).__name__})"
@@ -309,10 +323,10 @@ def _describe(
         raise UnsupportedModelError(
             f"{what} does not end in an output projection, so its heads cannot be captured"
         )
-    if seen.outside and not seen.calls:
+    if seen.outside and not seen.calls and not separate:
         raise UnsupportedModelError(
-            f"{what} computes attention on its own and its output projection lies outside of it, "
-            "so its heads cannot be captured"
+            f"{what} computes attention on its own, and what it returns is not its weights times "
+            "its values, so its heads cannot be captured"
         )
     if len(seen.calls) > 1:
         raise UnsupportedModelError(

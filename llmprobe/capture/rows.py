@@ -249,9 +249,12 @@ class RowCapture(Session[Rows]):
 
     def _ask(self, module: nn.Module, args: Any, kwargs: Any = None) -> Any:
         """Some modules return their weights only if they are asked to (MPNet)."""
-        parameters = list(inspect.signature(own_forward(module)).parameters)
-        if kwargs is None or not self.here() or _ASK not in parameters[len(args) + 1 :]:
+        parameters = list(inspect.signature(own_forward(module)).parameters)[1:]
+        if kwargs is None or not self.here() or _ASK not in parameters:
             return None
+        at = parameters.index(_ASK)
+        if at < len(args):
+            return (*args[:at], True, *args[at + 1 :]), kwargs
         return args, kwargs | {_ASK: True}
 
     def _weights_hook(self, layer: AttentionLayer) -> Callable[[nn.Module, Any, Any], None]:
