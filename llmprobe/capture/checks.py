@@ -24,6 +24,7 @@ from llmprobe.capture.discovery import (
     attention_layers,
     eager_weights,
     input_device,
+    vocab_size,
     without_cache,
 )
 from llmprobe.capture.loading import AnyModel, LoadedModel, as_loaded
@@ -289,12 +290,11 @@ def _difference(got: Tensor, expected: Tensor) -> float:
 
 
 def _tokens(model: nn.Module, shape: tuple[int, int], seed: int) -> Tensor:
-    embedding = model.get_input_embeddings()
-    generator = torch_generator(seed, "check")
-    tokens = torch.randint(embedding.num_embeddings, shape, generator=generator)
+    size, generator = vocab_size(model), torch_generator(seed, "check")
+    tokens = torch.randint(size, shape, generator=generator)
     pad = getattr(getattr(model, "config", None), "pad_token_id", None)
     if not all(layer.causal for layer in attention_layers(model)) and pad is not None:
-        tokens[tokens == pad] = (pad + 1) % embedding.num_embeddings  # counts as no token
+        tokens[tokens == pad] = (pad + 1) % size  # counts as no token
     return tokens.to(input_device(model))
 
 

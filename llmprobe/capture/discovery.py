@@ -34,7 +34,7 @@ from llmprobe.capture.calls import (
 )
 from llmprobe.capture.loading import AnyModel, module_of
 from llmprobe.capture.observing import Seen, ends_in_heads, observe
-from llmprobe.capture.parts import Part, whole_of
+from llmprobe.capture.parts import is_cross, whole_of
 from llmprobe.capture.wrapping import check_plain
 from llmprobe.errors import UnsupportedModelError
 
@@ -228,11 +228,6 @@ def _discover(model: nn.Module) -> Iterator[AttentionLayer]:
 def _returns_heads(model: nn.Module, attention: nn.Module) -> bool:
     with eager_weights(model):
         return ends_in_heads(attention, partial(_run, model, output_attentions=True))
-
-
-def is_cross(model: nn.Module) -> bool:
-    """True for the attention of a decoder to its encoder."""
-    return isinstance(model, Part) and model.part == "cross"
 
 
 def declared_attention(decoder: nn.Module, *, cross: bool = False) -> list[nn.Module]:
@@ -432,12 +427,18 @@ def input_device(model: nn.Module) -> torch.device:
 
 def _run(model: nn.Module, *, last: int = _N_TOKENS, **options: Any) -> None:
     """Run a few tokens; the model's mode and the random state are restored."""
-    size = model.get_input_embeddings().num_embeddings
     tokens = torch.arange(1, _N_TOKENS + 1, device=input_device(model))[None]
     tokens[0, -1] = last
     tokens = tokens.expand(_N_PROMPTS if is_cross(model) else 1, -1)
     with evaluating(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
-        model(input_ids=tokens % size, **without_cache(model), **options)
+        model(input_ids=tokens % vocab_size(model), **without_cache(model), **options)
+
+
+def vocab_size(model: nn.Module) -> int:
+    """How many tokens a model knows; an embedding may be no table (I-BERT)."""
+    size = getattr(model.get_input_embeddings(), "num_embeddings", None)
+    known: int = model.config.vocab_size if size is None else size
+    return known
 
 
 def without_cache(model: nn.Module) -> dict[str, Any]:

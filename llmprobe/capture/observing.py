@@ -117,7 +117,7 @@ def observe(
 def ends_in_heads(module: nn.Module, run: Callable[[], object]) -> bool:
     """Whether what the module returns first is weights times values, head after head.
 
-    Told from a run in which modules return their weights; the values are what a child computes.
+    Found by a run in which modules return their weights; the values are what a child computes.
     """
     children: list[Tensor] = []
     returned: list[Any] = []

@@ -16,12 +16,11 @@ from llmprobe.capture.discovery import (
     AttentionLayer,
     declared_attention,
     decoder_of,
-    is_cross,
     layer_number,
     number_of,
 )
 from llmprobe.capture.loading import LoadedModel, load_model
-from llmprobe.capture.parts import whole_of
+from llmprobe.capture.parts import is_cross, whole_of
 
 _HIDDEN = ("hidden_size", "n_embd", "embed_dim", "d_model")
 _HEAD_SIZE = ("v_head_dim", "head_dim", "head_size", "key_value_proj_dim")

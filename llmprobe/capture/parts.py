@@ -47,6 +47,11 @@ def whole_of(model: nn.Module) -> nn.Module:
     return model.whole if isinstance(model, Part) else model
 
 
+def is_cross(model: nn.Module) -> bool:
+    """True for the attention of a decoder to its encoder."""
+    return isinstance(model, Part) and model.part == "cross"
+
+
 class Part(nn.Module):
     """One attention of an encoder-decoder; `forward` takes the tokens of prompts."""
 
