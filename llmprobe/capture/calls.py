@@ -38,8 +38,9 @@ _HALF = (torch.float16, torch.bfloat16)
 _CHUNK_BYTES = 64 * 2**20
 _NOTHING_SHARED = nn.Module()
 """For transformers' sdpa function, which reads from the module how many heads share a key."""
-# Arguments with one entry per query; their layout is unknown, so they cannot be sliced.
-_PER_QUERY = ("position_bias", "block_indices", "indices", "cu_seq_lens_q")
+_BIAS = "position_bias"
+# Arguments with one entry per query; they cannot be sliced, except a bias in the shape of weights.
+_PER_QUERY = (_BIAS, "block_indices", "indices", "cu_seq_lens_q")
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,8 @@ class AttentionCall:
     def scores(self, index: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Weights as `rows` has them, and their logits, −inf where a key is masked."""
         wide = [x.float() if x.dtype in _HALF else x for x in (self.query, self.key, self.value)]
-        query = _take(wide[0], index)
-        call = replace(self, query=query, key=wide[1], value=wide[2], base="eager")
+        query, options = _take(wide[0], index), self.unbiased
+        call = replace(self, query=query, key=wide[1], value=wide[2], options=options, base="eager")
         for part in call._chunks():
             mask = self._mask_rows(index[:, part])
             with SoftmaxInputs() as softmax:
@@ -87,7 +88,7 @@ class AttentionCall:
         size) has these queries if they were computed apart from the others.
         """
         chosen = _take(self.query, index) if query is None else query
-        call = replace(self, query=chosen)
+        call = replace(self, query=chosen, options=self.unbiased)
         parts = []
         for part in call._chunks():
             mask = self._mask_rows(index[:, part])
@@ -119,6 +120,26 @@ class AttentionCall:
             return False
         return bool((_shown(self.mask) & (self.mask != 0)).any())
 
+    @property
+    def bias(self) -> Tensor | None:
+        """What is added to the logits, apart from the mask: (batch or 1, heads, queries, keys)."""
+        bias: Tensor | None = self.options.get(_BIAS)
+        n_pairs = self.query.shape[2], self.key.shape[2]
+        return bias if bias is not None and bias.ndim == 4 and bias.shape[2:] == n_pairs else None
+
+    @property
+    def unbiased(self) -> dict[str, Any]:
+        """The options without the bias."""
+        return {name: value for name, value in self.options.items() if name != _BIAS}
+
+    def scaled(self, factor: Tensor) -> "AttentionCall":
+        """The same with logits times `factor`, which broadcasts to (batch, heads, queries)."""
+        query = (self.query * factor[..., None]).to(self.query.dtype)
+        if self.bias is None:
+            return replace(self, query=query)
+        bias = (self.bias * factor[..., None]).to(self.bias.dtype)
+        return replace(self, query=query, options=self.options | {_BIAS: bias})
+
     def _is_causal(self) -> bool:
         causal = self.options.get("is_causal")
         return bool(getattr(self.module, "is_causal", True) if causal is None else causal)
@@ -129,7 +150,8 @@ class AttentionCall:
         Sparse attention passes its choice of keys in this way, but only to functions other than
         sdpa and eager: here it would be ignored.
         """
-        return next((name for name in _PER_QUERY if self.options.get(name) is not None), None)
+        given = (name for name in _PER_QUERY if self.options.get(name) is not None)
+        return next((name for name in given if name != _BIAS or self.bias is None), None)
 
     def compute(self) -> tuple[Tensor, Tensor | None]:
         """What the model would have computed."""
@@ -167,7 +189,16 @@ class AttentionCall:
             yield slice(start, min(start + size, n_queries))
 
     def _mask_rows(self, index: Tensor) -> Tensor | None:
-        """The chosen queries' rows of the mask, or of the causal mask if there is none."""
+        """The chosen queries' rows of the mask, or of the causal one, with the bias added."""
+        mask = self._plain_rows(index)
+        if self.bias is None:
+            return mask
+        bias = _take(self.bias.expand(len(index), -1, -1, -1), index)
+        if mask is not None and mask.dtype == torch.bool:
+            return bias.where(mask, torch.finfo(bias.dtype).min)
+        return bias if mask is None else bias + mask
+
+    def _plain_rows(self, index: Tensor) -> Tensor | None:
         n_queries, n_keys = self.query.shape[2], self.key.shape[2]
         if self.mask is not None:
             mask = self.mask[..., :n_keys].expand(len(index), -1, -1, -1)
@@ -393,26 +424,6 @@ def _attention_function(base: str) -> Callable[..., tuple[Tensor, Tensor | None]
 for _name in BASES:
     AttentionInterface.register(_PREFIX + _name, _attention_function(_name))
     AttentionMaskInterface.register(_PREFIX + _name, ALL_MASK_ATTENTION_FUNCTIONS[_name])
-
-
-def check_plain(model: nn.Module) -> None:
-    """Refuse wrappers that do not run the module's own forward, and models without weights."""
-    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        raise UnsupportedModelError(
-            f"{type(model).__name__} runs copies of the model; give model.module, and call it"
-        )
-    if "_orig_mod" in model._modules or model._compiled_call_impl is not None:
-        raise UnsupportedModelError(
-            "the model is compiled, and compiled code skips hooks; give the model as it was before "
-            "torch.compile (compiled._orig_mod), and call that"
-        )
-    weights = next(model.parameters(), None)
-    if weights is None or weights.device.type != "meta":
-        return
-    if not any(hasattr(module, "_hf_hook") for module in model.modules()):
-        raise UnsupportedModelError(
-            "the model is on the meta device, which has shapes but no numbers; load its weights"
-        )
 
 
 def own_forward(module: nn.Module) -> Any:

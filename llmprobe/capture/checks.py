@@ -24,10 +24,12 @@ from llmprobe.capture.discovery import (
     attention_layers,
     eager_weights,
     input_device,
+    vocab_size,
     without_cache,
 )
 from llmprobe.capture.loading import AnyModel, LoadedModel, as_loaded
 from llmprobe.capture.outputs import capture_attention
+from llmprobe.capture.parts import Part
 from llmprobe.capture.rows import capture_rows
 from llmprobe.errors import UnsupportedModelError
 
@@ -65,16 +67,21 @@ class CheckReport:
 
 
 def check_capture(
-    model: AnyModel, *, tokenizer: Any = None, length: int = 64, seed: int = 0
+    model: AnyModel,
+    *,
+    part: str | None = None,
+    tokenizer: Any = None,
+    length: int = 64,
+    seed: int = 0,
 ) -> CheckReport:
     """Check captures of a language model on random prompts of `length` tokens.
 
     `model` is a name (hub id, folder, .gguf file, "builtin"), a module or a `LoadedModel`; a
-    `tokenizer` is used instead of the model's own.
+    `tokenizer` is used instead of the model's own. `part`: as in `capture_attention`.
     """
     if not isinstance(length, int) or not 8 <= length <= _LONGEST:
         raise ValueError(f"length: got {length!r}, accepted: 8 or more, to {_LONGEST:,}")
-    loaded = as_loaded(model, tokenizer=tokenizer)
+    loaded = as_loaded(model, tokenizer=tokenizer, part=part)
     if loaded.learned_positions is not None and length > loaded.learned_positions:
         raise ValueError(
             f"length: got {length}, accepted: 8 to the {loaded.learned_positions} positions that "
@@ -150,7 +157,7 @@ def _checks(loaded: LoadedModel, length: int, seed: int) -> Iterator[Check]:
     kind = "single rows" if served == len(layers) else f"{len(layers) - served} by whole matrices"
     yield compare("attention rows equal eager's", *_rows(model, layers, inputs, [0, -1]), kind)
 
-    few = [0, length // 2, -1]
+    few = [0, outputs[layers[0].layer].shape[1] // 2, -1]  # cross-attention has one query
     some = {layers[0].layer, layers[len(layers) // 2].layer, layers[-1].layer}
     stopped = {x.layer: outputs[x.layer][:, few] for x in layers}
     for number in some:  # one forward per layer
@@ -171,7 +178,9 @@ def _checks(loaded: LoadedModel, length: int, seed: int) -> Iterator[Check]:
         yield compare("prefixes are consistent", prefix, wanted, "one pass serves all lengths")
 
     # Encoders see what follows, and count positions in their own ways: prompts alone are compared.
-    for side in ("left", "right") if causal else ():
+    # Decoders of encoder-decoders count the padding on their left as tokens.
+    sides = ("right",) if isinstance(model, Part) else ("left", "right")
+    for side in sides if causal else ():
         padded, starts = _pad(model, tokens, side)
         with capture_attention(model, positions=-1) as captured:
             model(**padded)
@@ -209,7 +218,8 @@ def _rows(
         for layer in layers:
 
             def hook(module: nn.Module, args: Any, output: Any, number: int = layer.layer) -> None:
-                weights = next(x for x in output[1:] if isinstance(x, Tensor) and x.ndim == 4)
+                # T5 returns a bias of positions before them.
+                weights = [x for x in output[1:] if isinstance(x, Tensor) and x.ndim == 4][-1]
                 whole[number] = weights.transpose(1, 2)[:, few]
 
             module = model.get_submodule(layer.path)
@@ -280,12 +290,11 @@ def _difference(got: Tensor, expected: Tensor) -> float:
 
 
 def _tokens(model: nn.Module, shape: tuple[int, int], seed: int) -> Tensor:
-    embedding = model.get_input_embeddings()
-    generator = torch_generator(seed, "check")
-    tokens = torch.randint(embedding.num_embeddings, shape, generator=generator)
+    size, generator = vocab_size(model), torch_generator(seed, "check")
+    tokens = torch.randint(size, shape, generator=generator)
     pad = getattr(getattr(model, "config", None), "pad_token_id", None)
     if not all(layer.causal for layer in attention_layers(model)) and pad is not None:
-        tokens[tokens == pad] = (pad + 1) % embedding.num_embeddings  # counts as no token
+        tokens[tokens == pad] = (pad + 1) % size  # counts as no token
     return tokens.to(input_device(model))
 
 
@@ -309,4 +318,7 @@ def _describe_bos(loaded: LoadedModel) -> str:
 
 def _plain(weight: Tensor) -> Tensor:
     """Quantized weights have few operations."""
-    return weight if type(weight) in (Tensor, nn.Parameter) else weight.dequantize()
+    if type(weight) in (Tensor, nn.Parameter):
+        return weight
+    nf4: Any = getattr(weight, "get_original_weight", None)
+    return weight.dequantize() if nf4 is None else nf4()

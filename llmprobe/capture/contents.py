@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from llmprobe.capture.refusals import Refusal
@@ -46,6 +47,15 @@ def check_backend(name: Any, where: str) -> None:
         raise Refusal(
             f"asks for the attention {name!r} {where}, accepted: {shown}; a kernel from the hub is "
             "code: if you trust it, use trust_remote_code=True"
+        )
+
+
+def check_kernel(name: Any, device: torch.device) -> None:
+    """Refuse kernels that have no code for a CPU."""
+    if device.type == "cpu" and str(name).removeprefix("paged|").startswith("flash"):
+        raise Refusal(
+            f"cannot run the attention {name!r} on a CPU: its kernels are for GPUs; use sdpa, "
+            "eager or flex_attention"
         )
 
 

@@ -28,13 +28,14 @@ from llmprobe.capture.calls import (
     BASES,
     AttentionCall,
     can_listen,
-    check_plain,
     lock,
     routed,
     uses_interface,
 )
 from llmprobe.capture.loading import AnyModel, module_of
-from llmprobe.capture.observing import Seen, observe
+from llmprobe.capture.observing import Seen, ends_in_heads, observe
+from llmprobe.capture.parts import is_cross, whole_of
+from llmprobe.capture.wrapping import check_plain
 from llmprobe.errors import UnsupportedModelError
 
 LayerChoice = int | str | slice | Sequence[int] | None
@@ -42,6 +43,8 @@ LayerChoice = int | str | slice | Sequence[int] | None
 
 _N_TOKENS = 7
 """Tokens of the run by behavior; a prime that is unlikely to be a number of heads."""
+_N_PROMPTS = 2
+"""Prompts of that run where a decoder reads one token only: it tells the two apart."""
 HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
 KV_HEADS = ("num_kv_heads", "num_key_value_heads", "n_kv_heads")
 _WINDOWS = ("sliding_window", "attention_chunk_size", "window_size")
@@ -86,25 +89,32 @@ class AttentionLayer:
     """Tokens that a sliding layer sees, if it says so."""
     causal: bool = True
     """False if a token sees those behind it, as in an encoder."""
+    cross: bool = False
+    """True if the queries are tokens of a decoder and the keys those of its encoder."""
 
 
-_known: "WeakKeyDictionary[nn.Module, tuple[int, tuple[AttentionLayer, ...]]]" = WeakKeyDictionary()
+_Found = tuple[int, tuple[AttentionLayer, ...]]
+_known: "WeakKeyDictionary[nn.Module, dict[str | None, _Found]]" = WeakKeyDictionary()
+"""By the part of an encoder-decoder."""
 
 
-def attention_layers(model: AnyModel) -> tuple[AttentionLayer, ...]:
-    """The attention modules of a causal language model, in the order in which they run.
+def attention_layers(model: AnyModel, *, part: str | None = None) -> tuple[AttentionLayer, ...]:
+    """The attention modules of a language model, in the order in which they run.
 
-    `model` is a name (hub id, folder, .gguf file, "builtin"), a module or a `LoadedModel`. The
-    first call runs seven tokens through the model, and your own hooks fire on them too; the answer
-    is cached until the model's structure changes.
+    `model` is a name (hub id, folder, .gguf file, "builtin"), a module or a `LoadedModel`; `part`
+    of an encoder-decoder is "encoder" (its default), "decoder" or "cross". The first call runs
+    seven tokens through the model, and your own hooks fire on them too; the answer is cached until
+    the model's structure changes.
     """
-    model = module_of(model)
-    check_plain(model)
-    structure = hash(tuple((name, type(module)) for name, module in model.named_modules()))
+    model = module_of(model, part)
+    whole, part = whole_of(model), getattr(model, "part", None)
+    check_plain(whole)
+    structure = hash(tuple((name, type(module)) for name, module in whole.named_modules()))
     with lock:  # one thread looks, the others wait for its answer
-        if model not in _known or _known[model][0] != structure:
-            _known[model] = structure, tuple(_discover(model))
-        return _known[model][1]
+        found = _known.setdefault(whole, {})
+        if part not in found or found[part][0] != structure:
+            found[part] = structure, tuple(_discover(model))
+        return found[part][1]
 
 
 def choose_layers(
@@ -154,7 +164,7 @@ def parse_layers(text: str) -> list[int] | None:
 
 
 def decoder_of(model: nn.Module) -> nn.Module:
-    """The part that runs the layers, without wrappers or a language model head."""
+    """The stack that runs the layers, without wrappers or a language model head."""
     find = getattr(model, "get_decoder", None)
     decoder = find() if callable(find) else model
     return decoder if isinstance(decoder, nn.Module) else model
@@ -177,20 +187,21 @@ def _numbers(layers: Sequence[AttentionLayer]) -> str:
 
 
 def _discover(model: nn.Module) -> Iterator[AttentionLayer]:
-    config = getattr(model, "config", None)
-    if getattr(config, "is_encoder_decoder", False):
+    decoder, whole, cross = decoder_of(model), whole_of(model), is_cross(model)
+    sparse = getattr(getattr(decoder, "config", None), "attention_type", "") == "block_sparse"
+    if sparse and hasattr(decoder, "set_attention_type"):
         raise UnsupportedModelError(
-            f"{type(model).__name__} is an encoder-decoder; use a causal language model"
+            f"{type(whole).__name__} replaces its sparse attention by a full one for short "
+            "prompts, so lengths cannot be compared; use another model"
         )
-    decoder = decoder_of(model)
-    attention = declared_attention(decoder) or _behaving(model, decoder)
+    attention = declared_attention(decoder, cross=cross) or _behaving(model, decoder)
     if not attention:
         raise UnsupportedModelError(
-            f"{type(model).__name__} has no attention that llmprobe can find: the model declares "
+            f"{type(whole).__name__} has no attention that llmprobe can find: the model declares "
             "none, and no module returns attention weights; use another model, or declare the "
             "attention class in _can_record_outputs"
         )
-    paths = {id(module): path for path, module in model.named_modules()}
+    paths = {id(module): path for path, module in whole.named_modules()}
     attention = [module for module in model.modules() if module in set(attention)]
     try:
         seen = observe(model, attention, filter(can_listen, attention), partial(_run, model))
@@ -198,36 +209,55 @@ def _discover(model: nn.Module) -> Iterator[AttentionLayer]:
         seen = observe(model, attention, (), partial(_run, model))
     # Layers that look at images do not run without one.
     attention = [module for module in attention if seen[id(module)].hidden_size] or attention
-    both_ways = _see_both_ways(model, seen[id(attention[0])])
+    if cross:
+        _check_order(model, seen[id(attention[0])].given)
+    both_ways = cross or _see_both_ways(model, seen[id(attention[0])])
     numbers = [layer_number(paths[id(module)], module) for module in attention]
     if len(set(numbers)) < len(numbers):
         numbers = list(range(len(numbers)))
+    note = seen[id(attention[0])]
+    separate = note.outside and not note.calls and _returns_heads(model, attention[0])
     for number, module in zip(numbers, attention, strict=True):
-        layer = _describe(module, paths, number, seen[id(module)], decoder)
-        # A window in both directions has another size than it says.
-        yield replace(layer, causal=False, window=None) if both_ways else layer
+        note = seen[id(module)]
+        layer = _describe(module, paths, number, note, decoder, separate=separate)
+        # A window in both directions has another size than it says; across stacks there is none.
+        layer = replace(layer, causal=False, window=None) if both_ways else layer
+        yield replace(layer, type="full", cross=True) if cross else layer
 
 
-def declared_attention(decoder: nn.Module) -> list[nn.Module]:
+def _returns_heads(model: nn.Module, attention: nn.Module) -> bool:
+    with eager_weights(model):
+        return ends_in_heads(attention, partial(_run, model, output_attentions=True))
+
+
+def declared_attention(decoder: nn.Module, *, cross: bool = False) -> list[nn.Module]:
     """Modules of the classes that the model names as the source of its attentions."""
     found: list[nn.Module] = []
-    wanted = (getattr(type(decoder), "_can_record_outputs", None) or {}).get("attentions", ())
+    declared = getattr(type(decoder), "_can_record_outputs", None) or {}
+    wanted = declared.get("cross_attentions" if cross else "attentions", ())
     for item in wanted if isinstance(wanted, list | tuple) else [wanted]:
         kind = item if isinstance(item, type) else getattr(item, "target_class", None)
         within = getattr(item, "layer_name", None)
         for path, module in decoder.named_modules():
             named = within is None or f".{within.strip('.')}." in f".{path}."
             if kind is not None and named and isinstance(module, kind):
-                found.append(module)
+                found.append(_inner(module))
     return found
 
 
+def _inner(module: nn.Module) -> nn.Module:
+    """The attention inside a declared module that also has its norm and residual (T5)."""
+    inside = [] if uses_interface(module) else [x for x in module.modules() if uses_interface(x)]
+    return inside[0] if len(inside) == 1 else module
+
+
 def _behaving(model: nn.Module, decoder: nn.Module) -> list[nn.Module]:
-    """Innermost modules that return weights (1, heads, tokens, tokens) of a causal attention."""
+    """Innermost modules that return weights (1, heads, queries, tokens) of an attention."""
     found: dict[int, nn.Module] = {}
 
     def look(module: nn.Module, args: Any, output: Any) -> None:
-        if isinstance(output, tuple) and any(_are_weights(item) for item in output[1:]):
+        given = output[1:] if isinstance(output, tuple) else ()
+        if any(_are_weights(item, 1 if is_cross(model) else _N_TOKENS) for item in given):
             inner = {id(child) for child in module.modules()} - {id(module)}
             if not inner & found.keys():
                 found[id(module)] = module
@@ -240,9 +270,9 @@ def _behaving(model: nn.Module, decoder: nn.Module) -> list[nn.Module]:
     return list(found.values())
 
 
-def _are_weights(item: Any) -> bool:
-    square = (_N_TOKENS, _N_TOKENS)
-    if not isinstance(item, Tensor) or item.ndim != 4 or item.shape[-2:] != square:
+def _are_weights(item: Any, n_queries: int) -> bool:
+    shape = (n_queries, _N_TOKENS)
+    if not isinstance(item, Tensor) or item.ndim != 4 or item.shape[-2:] != shape:
         return False
     mass = item.float().sum(-1)
     if (item < 0).any() or (mass > 1.01).any():
@@ -274,7 +304,13 @@ def eager_weights(model: nn.Module, layers: Sequence[AttentionLayer] = ()) -> It
 
 
 def _describe(
-    module: nn.Module, paths: dict[int, str], number: int, seen: Seen, decoder: nn.Module
+    module: nn.Module,
+    paths: dict[int, str],
+    number: int,
+    seen: Seen,
+    decoder: nn.Module,
+    *,
+    separate: bool,
 ) -> AttentionLayer:
     path = paths[id(module)]
     what = f"{path} ({type(module).__name__})"
@@ -282,10 +318,10 @@ def _describe(
         raise UnsupportedModelError(
             f"{what} does not end in an output projection, so its heads cannot be captured"
         )
-    if seen.outside and not seen.calls:
+    if seen.outside and not seen.calls and not separate:
         raise UnsupportedModelError(
-            f"{what} computes attention on its own and its output projection lies outside of it, "
-            "so its heads cannot be captured"
+            f"{what} computes attention on its own, and what it returns is not its weights times "
+            "its values, so its heads cannot be captured"
         )
     if len(seen.calls) > 1:
         raise UnsupportedModelError(
@@ -336,8 +372,19 @@ def _see_both_ways(model: nn.Module, seen: Seen) -> bool:
     with seen.projection.register_forward_pre_hook(look, with_kwargs=True):
         _run(model)
         _run(model, last=0)
+    _check_order(model, kept[0])
     a, b = (heads[:, -2].float() for heads in (kept[0], kept[-1]))
     return bool((a - b).abs().max() > 1e-4 * a.square().mean().sqrt())
+
+
+def _check_order(model: nn.Module, heads: Tensor | None) -> None:
+    """Refuse modules whose heads are not (prompts, tokens, features)."""
+    wanted = (_N_PROMPTS, 1) if is_cross(model) else (1, _N_TOKENS)
+    if heads is not None and (heads.ndim != 3 or heads.shape[:2] != wanted):
+        raise UnsupportedModelError(
+            f"{type(whole_of(model)).__name__} keeps head outputs in shape {tuple(heads.shape)}, "
+            f"accepted: (prompts, tokens, features), here {wanted}; use another model"
+        )
 
 
 def layer_number(path: str, module: nn.Module) -> int:
@@ -380,11 +427,18 @@ def input_device(model: nn.Module) -> torch.device:
 
 def _run(model: nn.Module, *, last: int = _N_TOKENS, **options: Any) -> None:
     """Run a few tokens; the model's mode and the random state are restored."""
-    size = model.get_input_embeddings().num_embeddings
     tokens = torch.arange(1, _N_TOKENS + 1, device=input_device(model))[None]
     tokens[0, -1] = last
+    tokens = tokens.expand(_N_PROMPTS if is_cross(model) else 1, -1)
     with evaluating(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
-        model(input_ids=tokens % size, **without_cache(model), **options)
+        model(input_ids=tokens % vocab_size(model), **without_cache(model), **options)
+
+
+def vocab_size(model: nn.Module) -> int:
+    """How many tokens a model knows; an embedding may be no table (I-BERT)."""
+    size = getattr(model.get_input_embeddings(), "num_embeddings", None)
+    known: int = model.config.vocab_size if size is None else size
+    return known
 
 
 def without_cache(model: nn.Module) -> dict[str, Any]:

@@ -8,8 +8,8 @@
 
 1. `queries` scales the logits of each query. It multiplies the query by the scale, which is the
    same for a softmax of q·k, with every attention function. Where it is not the same (soft caps,
-   biases, attention that is not looked up by name), the model is refused. The logit of a learned
-   sink is not q·k and stays as it is.
+   biases in masks, attention that is not looked up by name), the model is refused. The logit of a
+   learned sink is not q·k and stays as it is.
 2. `outputs` maps the head outputs before the output projection: what `at="heads"` captures.
 3. Edits nest with captures and with each other. An edit changes the model as it is when the block
    is entered, with your own hooks and with other edits. Captures see what the model computes, with
@@ -44,6 +44,7 @@ from llmprobe.capture.discovery import (
     whole_numbers,
 )
 from llmprobe.capture.loading import AnyModel, module_of
+from llmprobe.capture.parts import Part
 from llmprobe.capture.session import tokens_of
 from llmprobe.errors import CaptureError, UnsupportedModelError
 
@@ -62,14 +63,15 @@ def edit_attention(
     model: AnyModel,
     layers: LayerChoice = None,
     *,
+    part: str | None = None,
     heads: HeadChoice = None,
     queries: Queries | None = None,
     outputs: Outputs | None = None,
 ) -> "AttentionEdit":
     """A context manager that changes what attention computes.
 
-    `model`, `layers`: as in `capture_attention`. `heads`: None for all, a number, a list, or a
-    mapping from layer number to heads; only these are changed.
+    `model`, `layers`, `part`: as in `capture_attention`. `heads`: None for all, a number, a list,
+    or a mapping from layer number to heads; only these are changed.
     `queries(call, n)` gives the scale of the logits of each query: None or 1.0 to leave them, a
     number, or a tensor that broadcasts to (batch, heads, queries). n (batch or 1, heads or 1,
     queries) is how many keys each query sees; padding, KV caches and windows are taken into
@@ -80,7 +82,9 @@ def edit_attention(
 
     Ready-made: `scale_logits`, `scale_outputs`, `ablate`, `restore`.
     """
-    return AttentionEdit(model, layers=layers, heads=heads, queries=queries, outputs=outputs)
+    return AttentionEdit(
+        model, layers=layers, part=part, heads=heads, queries=queries, outputs=outputs
+    )
 
 
 class AttentionEdit:
@@ -91,13 +95,14 @@ class AttentionEdit:
         model: AnyModel,
         *,
         layers: LayerChoice,
+        part: str | None = None,
         heads: HeadChoice,
         queries: Queries | None,
         outputs: Outputs | None,
     ) -> None:
         if queries is None and outputs is None:
             raise ValueError("queries, outputs: got neither; give one of them, or both")
-        self.model = module_of(model)
+        self.model = module_of(model, part)
         found = attention_layers(self.model)
         if isinstance(heads, Mapping):
             heads = _by_number(found, heads)
@@ -132,10 +137,11 @@ class AttentionEdit:
                 f"{what} does not look up its attention function by name, so its logits cannot be "
                 "scaled; edit outputs, or choose other layers"
             )
-        if self._wants_n and not layer.interface and layer.type != "full":
+        if self._wants_n and not layer.interface and (layer.type != "full" or layer.cross):
+            kind = "cross" if layer.cross else layer.type
             raise UnsupportedModelError(
-                f"{what}: how many keys a token sees is unknown ({layer.type} attention that is "
-                "not looked up by name); use an edit without n, or choose other layers"
+                f"{what}: how many keys a token sees is unknown ({kind} attention that is not "
+                "looked up by name); use an edit without n, or choose other layers"
             )
 
     def __enter__(self) -> Self:
@@ -186,7 +192,8 @@ class AttentionEdit:
 
     def facts(self) -> list[Any]:
         """What decides its effect, for a digest."""
-        return [self.heads, self.queries, self.outputs]
+        part = [self.model.part] if isinstance(self.model, Part) else []
+        return [self.heads, self.queries, self.outputs, *part]
 
     def _module(self, layer: AttentionLayer) -> nn.Module:
         return self.model.get_submodule(layer.path)
@@ -229,7 +236,7 @@ class AttentionEdit:
                     "(a soft cap or a bias of positions), so scaling the query does not scale "
                     "them; edit outputs instead"
                 )
-            return replace(call, query=self._scaled(layer, call.query, scale))
+            return call.scaled(self._factor(layer, call.query, scale))
 
         return edit
 
@@ -246,7 +253,7 @@ class AttentionEdit:
     def _is_biased(self, call: AttentionCall) -> bool:
         return call.mask is not None and self._counted[call.mask][2]
 
-    def _scaled(self, layer: AttentionLayer, query: Tensor, scale: float | Tensor) -> Tensor:
+    def _factor(self, layer: AttentionLayer, query: Tensor, scale: float | Tensor) -> Tensor:
         wide = torch.promote_types(query.dtype, torch.float32)
         factor = upload(torch.as_tensor(scale, dtype=wide), query.device)
         try:
@@ -260,7 +267,7 @@ class AttentionEdit:
         chosen = self.heads[layer.layer]
         if chosen is not None:
             factor = factor.where(_mask_of(chosen, layer, query.device)[None, :, None], 1.0)
-        return (query * factor[..., None]).to(query.dtype)
+        return factor
 
     # ---------------------------------------------------------------- head outputs
 
@@ -301,6 +308,9 @@ class AttentionEdit:
         if layer.interface:
             return self._n.pop(layer.layer)
         length = x.shape[1]
+        if not layer.causal:
+            n = torch.tensor([[length]]) if self._mask is None else self._mask.sum(1, keepdim=True)
+            return upload(n, x.device)[..., None].expand(-1, length, -1)
         if self._mask is None:
             first = self._n_before + 1
             return torch.arange(first, first + length, device=x.device)[None, :, None]
@@ -390,7 +400,7 @@ def _try(call: AttentionCall) -> bool:
     query = draw(call.query, 1)
     key, value = (draw(x, _TRIED_KEYS) for x in (call.key, call.value))
     mask = torch.zeros(1, 1, 1, _TRIED_KEYS, device=query.device)
-    options = call.options | ({"dropout": 0.0} if "dropout" in call.options else {})
+    options = call.unbiased | ({"dropout": 0.0} if "dropout" in call.options else {})
     trial = replace(call, key=key, value=value, mask=mask, options=options, base="eager")
 
     def log_weights(query: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
-"""Which class loads a model, by what its config declares: decoders, encoders, text with images.
+"""Which class loads a model, by what its config declares: decoders, encoders, both, or with images.
 
 A causal language model is loaded with its head. An encoder (BERT) is loaded without heads and
-without its pooler, which come behind the attention and are missing from many checkpoints. Of a
-model that reads images too, the part that reads text is probed. All others are refused by name.
+without its pooler, which come behind the attention and are missing from many checkpoints, and an
+encoder-decoder (T5) without its head. Of a model that reads images too, the part that reads text is
+probed. All others are refused by name.
 """
 
 import inspect
@@ -23,14 +24,19 @@ def loader(config: Any) -> tuple[Any, dict[str, Any]]:
         pools = _WITHOUT_POOLER in inspect.signature(model.__init__).parameters
         return transformers.AutoModel, {_WITHOUT_POOLER: False} if pools else {}
     foreign = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
-    both = getattr(config, "is_encoder_decoder", False)
-    if not both and (foreign or type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING):
+    if getattr(config, "is_encoder_decoder", False):
+        writes = type(config) in transformers.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
+        if writes and type(config) in transformers.MODEL_MAPPING:
+            return transformers.AutoModel, {}
+    elif foreign or type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         return transformers.AutoModelForCausalLM, {}
-    if not both and type(config) in transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+    elif type(config) in transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
         return transformers.AutoModelForImageTextToText, {}
     architecture = (config.architectures or [type(config).__name__])[0]
-    kind = "an encoder-decoder" if both else "of another kind"
-    raise Refusal(f"is {architecture}, {kind}; give a causal language model or an encoder of text")
+    raise Refusal(
+        f"is {architecture}, of a kind that cannot be probed; give a causal language model, an "
+        "encoder of text, or an encoder-decoder such as T5"
+    )
 
 
 def is_encoder(config: Any) -> bool:

@@ -39,6 +39,7 @@ from llmprobe.capture.contents import (
     check_backend,
     check_config,
     check_file,
+    check_kernel,
     check_layers,
     check_tokenizer,
     check_types,
@@ -47,7 +48,8 @@ from llmprobe.capture.contents import (
 )
 from llmprobe.capture.gguf_files import count_gguf, gguf_values, quick_gguf
 from llmprobe.capture.kinds import empty_model, loader
-from llmprobe.capture.quantizing import check_package, check_quantize
+from llmprobe.capture.parts import Part, check_part, part_of
+from llmprobe.capture.quantizing import check_package, check_quantize, running_quantized
 from llmprobe.capture.quantizing import quantize as quantize_model
 from llmprobe.capture.refusals import (
     BUILTIN,
@@ -94,7 +96,9 @@ class LoadedModel:
     """Whether every text begins with the BOS token, by the tokenizer or by a GGUF file."""
 
     quantized: str | None = None
-    """int8 or int4 if the weights were quantized while loading."""
+    """int8, int4 or nf4 if the weights were quantized while loading."""
+    part: str | None = None
+    """Of an encoder-decoder: encoder, decoder or cross."""
 
     @classmethod
     def of(
@@ -106,6 +110,7 @@ class LoadedModel:
         revision: str | None = None,
     ) -> "LoadedModel":
         """The facts of a model in memory; a custom module need not have a config."""
+        model = part_of(model)
         config: Any = getattr(model, "config", None)
         config = config.get_text_config() if hasattr(config, "get_text_config") else config
         embedding = model.get_input_embeddings()
@@ -125,7 +130,8 @@ class LoadedModel:
             layer_types=None if types is None else tuple(types),
             # Not the rows of the weight: a custom embedding may be no table.
             vocab_size=getattr(config, "vocab_size", None) or embedding.num_embeddings,
-            **_bos_facts(tokenizer, config),
+            part=getattr(model, "part", None),
+            **_bos_facts(tokenizer, config, model),
         )
 
     def describe(self) -> dict[str, Any]:
@@ -147,13 +153,14 @@ def load_model(
     device_map: str | Mapping[str, Any] | None = None,
     attn_implementation: str | None = None,
     quantize: str | None = None,
+    part: str | None = None,
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
     weights: bool = True,
 ) -> LoadedModel:
     """Load a language model from the hub, a folder, a `.gguf` file, or the `builtin` one.
 
-    Causal language models come with their head, encoders (BERT) without heads and pooler.
+    Causal language models come with their head, encoders (BERT) and encoder-decoders (T5) without.
 
     `name`: a path if it exists, begins with `.`, `/` or `~`, or ends in `.gguf`; a path never uses
     the network. Anything else is a hub id; `id@revision` chooses a branch, tag or commit.
@@ -163,7 +170,10 @@ def load_model(
     `device_map`: accelerate's plan for several devices, used instead of `device`.
     `attn_implementation`: the attention backend ("sdpa", "eager", ...); None for the model's
     default.
-    `quantize`: "int8" or "int4" weights in the layers, through torchao; activations stay float.
+    `quantize`: "int8", "int4" or "nf4" weights in the layers, through torchao; activations stay
+    float.
+    `part`: which attention of an encoder-decoder is looked at: "encoder" (its default), "decoder"
+    or "cross". The model is then a `Part`, which takes the tokens of prompts.
     `allow_pickle`: read `.bin` weights, which can run code.
     `trust_remote_code`: run code that comes with the model.
     `weights`: False reads the config only. The model is on the meta device, with shapes and without
@@ -176,6 +186,7 @@ def load_model(
     number_type = resolve_dtype(dtype, target)
     place = _locate(name, revision)._replace(allow_pickle=allow_pickle)
     check_quantize(quantize)
+    check_part(part)
     parsing = nullcontext() if place.gguf is None else quick_gguf()
     with explained(place, target), _quiet(), untracked(), parsing:
         folder = Path(place.source)
@@ -197,6 +208,7 @@ def load_model(
         n_tensors = _check_contents(place, folder, trust_remote_code)
         if not trust_remote_code:
             check_backend(attn_implementation, "in attn_implementation")
+        check_kernel(attn_implementation, target)
         config = AutoConfig.from_pretrained(place.source, **options)
         check_layers("num_hidden_layers", _n_layers(config), n_tensors)
         auto, options_of_kind = loader(config)
@@ -205,30 +217,31 @@ def load_model(
         if device_map is None:
             check_size(model, number_type, target)
         if not weights:
-            model = model.to(number_type)
+            model = part_of(model.to(number_type), part)
             outline = LoadedModel.of(model, name=place.shown, revision=place.revision)
             return dataclasses.replace(outline, device=target.type)
         tokenizer = _load_tokenizer(place, config, options)
         if place.gguf is not None and hasattr(transformers, "GgufConfig"):
             # Otherwise some weights stay packed, and kernels for them are fetched from the hub.
             options["quantization_config"] = transformers.GgufConfig(dequantize=True)
-        model, report = auto.from_pretrained(
-            place.source,
-            config=config,
-            dtype=number_type,
-            device_map={"": target} if device_map is None else device_map,
-            attn_implementation=attn_implementation,
-            use_safetensors=None if allow_pickle else True,
-            # Weights of the wrong shape are reported, and refused below by name.
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-            **options,
-            **options_of_kind,
-        )
+        options |= options_of_kind
+        with running_quantized(config):
+            model, report = auto.from_pretrained(
+                place.source,
+                config=config,
+                dtype=number_type,
+                device_map={"": target} if device_map is None else device_map,
+                attn_implementation=attn_implementation,
+                use_safetensors=None if allow_pickle else True,
+                # Weights of the wrong shape are reported, and refused below by name.
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+                **options,
+            )
         check_complete(report)
         if quantize is not None:
             quantize_model(model, quantize)
-    model.eval().requires_grad_(False)
+    model = part_of(model.eval().requires_grad_(False), part)
     loaded = LoadedModel.of(model, tokenizer=tokenizer, name=place.shown, revision=place.revision)
     loaded = dataclasses.replace(loaded, quantized=quantize)
     return loaded if place.gguf is None else _with_declared_bos(loaded, place.gguf)
@@ -239,34 +252,46 @@ def shown_name(name: str | os.PathLike[str]) -> str:
     return _locate(name, None).shown
 
 
-def as_loaded(model: AnyModel, *, tokenizer: Any = None, **load_options: Any) -> LoadedModel:
+def as_loaded(
+    model: AnyModel, *, tokenizer: Any = None, part: str | None = None, **load_options: Any
+) -> LoadedModel:
     """A name, a module or a `LoadedModel` as a `LoadedModel`.
 
     `load_options` are the arguments of `load_model`. They are for a name only: with a model that is
-    already loaded, any value other than the default is refused. A `tokenizer` replaces the model's.
+    already loaded, any value other than the default is refused. A `tokenizer` replaces the model's,
+    and `part` chooses an attention of an encoder-decoder.
     """
     if isinstance(model, str | os.PathLike):
-        loaded = load_model(model, **load_options)
+        loaded = load_model(model, part=part, **load_options)
     else:
         _refuse_options(load_options)
         if isinstance(model, nn.Module):
-            return LoadedModel.of(model, tokenizer=tokenizer)
+            return LoadedModel.of(part_of(model, part), tokenizer=tokenizer)
         if not isinstance(model, LoadedModel):
             raise ValueError(
                 f"model: got {type(model).__name__}, accepted: a name (hub id, folder, .gguf file, "
                 '"builtin"), an nn.Module, or a LoadedModel'
             )
-        loaded = model
+        loaded = _with_part(model, part)
     if tokenizer is None:
         return loaded
-    return dataclasses.replace(loaded, tokenizer=tokenizer, **_bos_facts(tokenizer, None))
+    bos = _bos_facts(tokenizer, None, loaded.model)
+    return dataclasses.replace(loaded, tokenizer=tokenizer, **bos)
 
 
-def module_of(model: AnyModel) -> nn.Module:
-    """The module itself; a name is loaded with the defaults of `load_model`."""
+def _with_part(loaded: LoadedModel, part: str | None) -> LoadedModel:
+    model = part_of(loaded.model, part)
+    if model is loaded.model:
+        return loaded
+    bos = _bos_facts(loaded.tokenizer, model.config, model)
+    return dataclasses.replace(loaded, model=model, part=part, **bos)
+
+
+def module_of(model: AnyModel, part: str | None = None) -> nn.Module:
+    """The module itself, or a part of it; a name is loaded with the defaults of `load_model`."""
     if isinstance(model, nn.Module):
-        return model
-    module: nn.Module = as_loaded(model).model
+        return part_of(model, part)
+    module: nn.Module = as_loaded(model, part=part).model
     return module
 
 
@@ -280,7 +305,9 @@ def _refuse_options(options: Mapping[str, Any]) -> None:
         )
 
 
-def _bos_facts(tokenizer: Any, config: Any) -> dict[str, Any]:
+def _bos_facts(tokenizer: Any, config: Any, model: Any) -> dict[str, Any]:
+    if isinstance(model, Part) and model.part == "decoder":  # which always begins with it
+        return {"bos_token_id": model.start_token_id, "adds_bos": True}
     bos = getattr(config if tokenizer is None else tokenizer, "bos_token_id", None)
     if bos is None:  # an encoder's first token is called otherwise
         bos = getattr(tokenizer, "cls_token_id", None)

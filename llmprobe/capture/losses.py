@@ -26,10 +26,10 @@ from torch.nn import functional
 from transformers import DynamicCache
 
 from llmprobe.base.transfers import upload
-from llmprobe.capture.calls import Owner, check_plain
+from llmprobe.capture.calls import Owner
 from llmprobe.capture.discovery import attention_layers, decoder_of, input_device
 from llmprobe.capture.loading import AnyModel, module_of
-from llmprobe.capture.wrapping import wrap_method
+from llmprobe.capture.wrapping import check_plain, wrap_method
 from llmprobe.errors import UnsupportedModelError
 
 _SLICE = {"cpu": 2**22}

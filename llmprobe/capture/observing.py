@@ -114,6 +114,38 @@ def observe(
     return seen
 
 
+def ends_in_heads(module: nn.Module, run: Callable[[], object]) -> bool:
+    """Whether what the module returns first is weights times values, head after head.
+
+    Found by a run in which modules return their weights; the values are what a child computes.
+    """
+    children: list[Tensor] = []
+    returned: list[Any] = []
+
+    def keep(child: nn.Module, args: Any, output: Any) -> None:
+        if isinstance(output, Tensor):
+            children.append(output)
+
+    with ExitStack() as stack:
+        for child in module.children():
+            stack.enter_context(child.register_forward_hook(keep))
+        stack.enter_context(module.register_forward_hook(lambda m, a, out: returned.append(out)))
+        run()
+    outputs = returned[-1] if returned and isinstance(returned[-1], tuple) else ()
+    given = [x for x in outputs[1:] if isinstance(x, Tensor) and x.ndim == 4]
+    if not given:
+        return False
+    weights, heads = given[-1], outputs[0]
+    n_heads = weights.shape[1]
+    for values in children:
+        if values.shape == heads.shape and values.shape[-1] % n_heads == 0:
+            by_head = values.unflatten(-1, (n_heads, -1)).transpose(1, 2)
+            made = (weights @ by_head).transpose(1, 2).flatten(2)
+            if (made - heads).abs().max() <= 1e-3 * heads.abs().max():
+                return True
+    return False
+
+
 def _has_matrix(module: nn.Module) -> bool:
     return any(parameter.ndim >= 2 for parameter in module.parameters())
 

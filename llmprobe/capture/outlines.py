@@ -20,9 +20,10 @@ from llmprobe.capture.discovery import (
     number_of,
 )
 from llmprobe.capture.loading import LoadedModel, load_model
+from llmprobe.capture.parts import is_cross, whole_of
 
 _HIDDEN = ("hidden_size", "n_embd", "embed_dim", "d_model")
-_HEAD_SIZE = ("v_head_dim", "head_dim", "head_size")
+_HEAD_SIZE = ("v_head_dim", "head_dim", "head_size", "key_value_proj_dim")
 
 
 def load_outline(name: str, **load: Any) -> LoadedModel:
@@ -36,10 +37,10 @@ def outline_layers(model: nn.Module) -> tuple[AttentionLayer, ...] | None:
     Their number, place and size: what a plan needs. `attention_layers` runs the model, which tells
     the rest. None where the model declares no attention classes, or not their sizes.
     """
-    decoder = decoder_of(model)
-    paths = {id(module): path for path, module in model.named_modules()}
+    decoder, cross = decoder_of(model), is_cross(model)
+    paths = {id(module): path for path, module in whole_of(model).named_modules()}
     found = []
-    for module in declared_attention(decoder):
+    for module in declared_attention(decoder, cross=cross):
         hidden = number_of(module, _HIDDEN) or number_of(decoder, _HIDDEN)
         n_heads = number_of(module, HEADS) or number_of(decoder, HEADS)
         if not hidden or not n_heads:
@@ -56,6 +57,7 @@ def outline_layers(model: nn.Module) -> tuple[AttentionLayer, ...] | None:
             output=paths[id(module)],
             interface=False,
             last_only=False,
+            cross=cross,
         )
         found.append(layer)
     if len({layer.layer for layer in found}) < len(found):  # as `attention_layers` numbers them

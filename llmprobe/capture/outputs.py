@@ -36,6 +36,7 @@ def capture_attention(
     model: AnyModel,
     layers: LayerChoice = None,
     *,
+    part: str | None = None,
     positions: Positions = None,
     at: str = "output",
     stop: bool = False,
@@ -52,6 +53,8 @@ def capture_attention(
 
     `layers`: None or "all", layer numbers (negative from the end), text such as "0,4,8..12", or a
     slice.
+    `part`: of an encoder-decoder "encoder" (its default), "decoder" or "cross"; call the whole
+    model or the capture's `model`, which takes the prompts' tokens alone.
     `positions`: None for all (padding included), a number or a list; negative from the end.
     `at`: "output" for the module's output (batch, positions, hidden); "heads" for the heads before
     the output projection (batch, positions, heads, head size).
@@ -67,7 +70,14 @@ def capture_attention(
     if at not in AT:
         raise ValueError(f"at: got {at!r}, accepted: {', '.join(AT)}")
     return AttentionCapture(
-        model, layers=layers, positions=positions, at=at, stop=stop, into=into, device=device
+        model,
+        layers=layers,
+        part=part,
+        positions=positions,
+        at=at,
+        stop=stop,
+        into=into,
+        device=device,
     )
 
 
@@ -79,13 +89,14 @@ class AttentionCapture(Session[Tensor]):
         model: AnyModel,
         *,
         layers: LayerChoice,
+        part: str | None,
         positions: Positions,
         at: str,
         stop: bool,
         into: Callable[[int, Tensor], object] | None,
         device: torch.device | str | None,
     ) -> None:
-        super().__init__(model, layers=layers, positions=positions, stop=stop, into=into)
+        super().__init__(model, layers=layers, part=part, positions=positions, stop=stop, into=into)
         self.at = at
         self.device = device
         self._few: FewPositions | None = None

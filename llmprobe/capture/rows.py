@@ -132,6 +132,7 @@ def capture_rows(
     model: AnyModel,
     layers: LayerChoice = None,
     *,
+    part: str | None = None,
     positions: Positions = -1,
     k: int = 16,
     weights: bool = False,
@@ -141,9 +142,9 @@ def capture_rows(
 ) -> "RowCapture":
     """A context manager that captures attention rows of chosen queries, for each head.
 
-    `model`, `layers`, `positions`, `stop` and `into` are as in `capture_attention`; `k` is how many
-    of the largest weights to keep; `weights=True` keeps the whole rows, `values=True` sums over
-    weights and values, such as Σ a² v.
+    `model`, `layers`, `part`, `positions`, `stop` and `into` are as in `capture_attention`; `k` is
+    how many of the largest weights to keep; `weights=True` keeps the whole rows, `values=True` sums
+    over weights and values, such as Σ a² v.
     """
     if positions is None:
         raise ValueError(
@@ -156,6 +157,7 @@ def capture_rows(
         model,
         positions=positions,
         layers=layers,
+        part=part,
         k=k,
         weights=weights,
         values=values,
@@ -181,13 +183,14 @@ class RowCapture(Session[Rows]):
         *,
         positions: Positions,
         layers: LayerChoice,
+        part: str | None,
         k: int,
         weights: bool,
         values: bool,
         stop: bool,
         into: Callable[[int, Rows], object] | None,
     ) -> None:
-        super().__init__(model, layers=layers, positions=positions, stop=stop, into=into)
+        super().__init__(model, layers=layers, part=part, positions=positions, stop=stop, into=into)
         self.k = k
         self.weights = weights
         self._with_values = values
@@ -207,6 +210,8 @@ class RowCapture(Session[Rows]):
                 if self._with_values:
                     # With a KV cache the first query here is not the first key.
                     queries = index[:, done : done + weights.shape[2]] + call.key.shape[2] - length
+                    if self.deepest.cross:  # no key is the query's own
+                        queries = starts[:, None].expand_as(queries)
                     sums = ValueSums.of(weights, call.value, starts=starts, queries=queries)
                     rows = replace(rows, values=sums)
                 parts.append(rows)
@@ -244,9 +249,12 @@ class RowCapture(Session[Rows]):
 
     def _ask(self, module: nn.Module, args: Any, kwargs: Any = None) -> Any:
         """Some modules return their weights only if they are asked to (MPNet)."""
-        parameters = list(inspect.signature(own_forward(module)).parameters)
-        if kwargs is None or not self.here() or _ASK not in parameters[len(args) + 1 :]:
+        parameters = list(inspect.signature(own_forward(module)).parameters)[1:]
+        if kwargs is None or not self.here() or _ASK not in parameters:
             return None
+        at = parameters.index(_ASK)
+        if at < len(args):
+            return (*args[:at], True, *args[at + 1 :]), kwargs
         return args, kwargs | {_ASK: True}
 
     def _weights_hook(self, layer: AttentionLayer) -> Callable[[nn.Module, Any, Any], None]:

@@ -39,6 +39,7 @@ from llmprobe.capture.discovery import (
     whole_numbers,
 )
 from llmprobe.capture.loading import AnyModel, module_of
+from llmprobe.capture.parts import whole_of
 from llmprobe.capture.wrapping import wrap_method
 from llmprobe.errors import CaptureError
 
@@ -64,11 +65,12 @@ class Session(Mapping[int, T], Generic[T]):
         model: AnyModel,
         *,
         layers: LayerChoice,
+        part: str | None,
         positions: Positions,
         stop: bool,
         into: Callable[[int, T], object] | None,
     ) -> None:
-        self.model = module_of(model)
+        self.model = module_of(model, part)
         self.layers = choose_layers(attention_layers(self.model), layers)
         self.deepest = self.layers[-1]
         self.positions = _checked(positions)
@@ -83,11 +85,14 @@ class Session(Mapping[int, T], Generic[T]):
         # State of the current forward:
         self._now: dict[int, T | None] = {}
         self._mask: Tensor | None = None
+        self._encoder_mask: Tensor | None = None
+        """Of the keys, where they are not those of the tokens that ask: in cross-attention."""
         self._n_tokens = 0
         self._index: dict[torch.device, Tensor] = {}
         self._bounds: dict[int, tuple[Tensor, Tensor]] = {}
         """First tokens and lengths by the number of tokens or keys, on the host."""
         self._starts: dict[tuple[torch.device, int], Tensor] = {}
+        """Minus the number of keys where these are an encoder's."""
 
     @abstractmethod
     def attach(self, stack: ExitStack) -> None:
@@ -119,8 +124,9 @@ class Session(Mapping[int, T], Generic[T]):
                 last = partial(self._end.register_forward_hook, self._last_hook)
                 self._last = self.own(stack, last)
                 self._catch_stops(stack)
-            if hasattr(self.model, "generate"):
-                wrap_method(self.model, self._around_generate, stack, name="generate")
+            whole = whole_of(self.model)
+            if hasattr(whole, "generate"):
+                wrap_method(whole, self._around_generate, stack, name="generate")
             self._stack = stack.pop_all()
         return self
 
@@ -203,6 +209,12 @@ class Session(Mapping[int, T], Generic[T]):
 
     def key_starts(self, batch: int, n_queries: int, n_keys: int, device: torch.device) -> Tensor:
         """Index of each prompt's first token among the keys; a KV cache may hold earlier ones."""
+        if self.deepest.cross:
+            key = device, -n_keys
+            if key not in self._starts:
+                mask = None if self._encoder_mask is None else self._encoder_mask.cpu()
+                self._starts[key] = upload(_bounds(mask, batch, n_keys)[0], device)
+            return self._starts[key]
         if n_keys == n_queries:
             return self.starts(batch, n_queries, device)
         if self._mask is None:
@@ -297,6 +309,8 @@ class Session(Mapping[int, T], Generic[T]):
                 f"{tuple(getattr(mask, 'shape', ()))}; give a mask of shape (batch, tokens)"
             )
         self._mask = mask if _is_flat(mask) else None
+        encoder_mask = given.get("encoder_attention_mask") if self.deepest.cross else None
+        self._encoder_mask = encoder_mask if isinstance(encoder_mask, Tensor) else None
         tokens = tokens_of(given)
         if self._generating:
             self._check_generated(given)

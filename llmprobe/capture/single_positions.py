@@ -37,7 +37,7 @@ from llmprobe.capture.observing import first_tensor
 _N_TRIED = 8
 """Tokens of the trial."""
 _BY_POSITION = ("hidden_states", "position_embeddings", "position_ids")
-_OF_ALL_KEYS = ("attention_mask", "cache_position")
+_OF_ALL_KEYS = ("attention_mask", "mask", "position_bias", "cache_position")
 Forward = Callable[..., Any]
 
 
@@ -121,7 +121,9 @@ class FewPositions:
         keys = self._keys(forward, arguments, way)
 
         def answer(call: AttentionCall) -> Tensor:
-            whole = replace(keys, options=call.options)
+            # A bias of positions is that of all queries, of which the call has few.
+            bias = {} if keys.bias is None else {"position_bias": keys.bias}
+            whole = replace(keys, options=call.options | bias)
             return whole.outputs(index, call.query)
 
         with self._answering(answer):

@@ -1,4 +1,4 @@
-"""Methods of modules, wrapped by several users who may leave in any order."""
+"""Methods of modules, wrapped by several users who may leave in any order, and what is refused."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from llmprobe.capture.calls import lock
+from llmprobe.errors import UnsupportedModelError
 
 
 class _Layers:
@@ -58,3 +59,23 @@ def wrap_method(
             layers = _layers[id(module), name] = _Layers(module, name)
         layers.arounds = (*layers.arounds, around)
     stack.callback(layers.remove, around)
+
+
+def check_plain(model: nn.Module) -> None:
+    """Refuse wrappers that do not run the module's own forward, and models without weights."""
+    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} runs copies of the model; give model.module, and call it"
+        )
+    if "_orig_mod" in model._modules or model._compiled_call_impl is not None:
+        raise UnsupportedModelError(
+            "the model is compiled, and compiled code skips hooks; give the model as it was before "
+            "torch.compile (compiled._orig_mod), and call that"
+        )
+    weights = next(model.parameters(), None)
+    if weights is None or weights.device.type != "meta":
+        return
+    if not any(hasattr(module, "_hf_hook") for module in model.modules()):
+        raise UnsupportedModelError(
+            "the model is on the meta device, which has shapes but no numbers; load its weights"
+        )

@@ -149,7 +149,15 @@ AttnImplementation = Annotated[
 Quantize = Annotated[
     str | None,
     typer.Option(
-        **choice("int8", "int4", text="Round the weights of the layers (needs torchao)."), **_MODEL
+        **choice("int8", "int4", "nf4", text="Round weights of the layers (needs torchao)."),
+        **_MODEL,
+    ),
+]
+PartOf = Annotated[
+    str | None,
+    typer.Option(
+        **choice("encoder", "decoder", "cross", text="Of an encoder-decoder. Default: encoder."),
+        **_MODEL,
     ),
 ]
 AllowPickle = Annotated[
@@ -173,6 +181,7 @@ LOADING: Group = {
     "trust_remote_code": (TrustRemoteCode, False),
 }
 MODEL: Group = {"model": (Model, "builtin"), **LOADING}
+PART: Group = {"part": (PartOf, None)}
 
 Prompts = Annotated[
     str,

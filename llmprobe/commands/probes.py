@@ -13,6 +13,7 @@ from llmprobe.commands.options import (
     LOADING,
     MODEL,
     OUTPUT,
+    PART,
     PROMPTS,
     QUESTIONS,
     SWEEP,
@@ -33,7 +34,7 @@ from llmprobe.commands.running import run_probe
 from llmprobe.commands.showing import say
 
 
-@with_options(LOADING, {"as_json": (Json, False), "debug": (Debug, False)})
+@with_options({**LOADING, **PART}, {"as_json": (Json, False), "debug": (Debug, False)})
 def check(
     model: Model = "builtin",
     length: Annotated[int, typer.Option(metavar="N", help="Tokens per prompt of the check.")] = 64,
@@ -70,7 +71,7 @@ def check(
         raise typer.Exit(1)
 
 
-@with_options(MODEL, PROMPTS, SWEEP, OUTPUT)
+@with_options({**MODEL, **PART}, PROMPTS, SWEEP, OUTPUT)
 def variance(
     at: At = "output",
     component: Component = 0,
@@ -89,7 +90,7 @@ def variance(
     run_probe(VarianceProbe, VarianceRequest, **own, null=null, chunk=chunk, **shared)
 
 
-@with_options(MODEL, PROMPTS, SWEEP, OUTPUT)
+@with_options({**MODEL, **PART}, PROMPTS, SWEEP, OUTPUT)
 def attention(**shared: Any) -> None:
     """Where attention looks, and why heads lose variance.
 

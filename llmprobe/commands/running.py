@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from llmprobe.commands.naming import default_folder
-from llmprobe.commands.options import MODEL, PROMPTS, SWEEP
+from llmprobe.commands.options import MODEL, PART, PROMPTS, SWEEP
 from llmprobe.commands.showing import say, show_result
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def _without_bars(quiet: bool) -> Iterator[None]:
 
 def _defaults(request: "type[Request]") -> dict[str, Any]:
     """Of the options that a folder may be named after; `n_prompts` can grow in a folder."""
-    shared = {name: default for name, (_, default) in {**MODEL, **PROMPTS, **SWEEP}.items()}
+    shared = {name: default for name, (_, default) in {**MODEL, **PART, **PROMPTS, **SWEEP}.items()}
     own = {field.name: field.default for field in fields(request)}
     del shared["model"], shared["n_prompts"], own["n_prompts"]
     return shared | own

@@ -16,6 +16,7 @@ from llmprobe.base.machine import evaluating
 from llmprobe.base.seeds import torch_generator
 from llmprobe.capture.editing import edits_here
 from llmprobe.capture.loading import LoadedModel
+from llmprobe.capture.parts import part_of, whole_of
 
 NULLS = ("untrained", "shuffled")
 
@@ -28,7 +29,13 @@ def null_model(loaded: LoadedModel, null: str, *, seed: int) -> nn.Module:
             f"null: attention of {loaded.name} is edited, and that of a null model would not be; "
             "leave null out, or the edit"
         )
-    made = _untrained(model, loaded.name, seed) if null == "untrained" else copy.deepcopy(model)
+    if loaded.quantized is not None and null == "shuffled":
+        raise ValueError(
+            f"null: got 'shuffled', but weights of {loaded.name} are rounded to {loaded.quantized} "
+            "and their entries cannot be moved; use 'untrained', or leave quantize out"
+        )
+    whole = whole_of(model)
+    made = _untrained(whole, loaded.name, seed) if null == "untrained" else copy.deepcopy(whole)
     if null == "shuffled":
         with torch.no_grad():
             for name, weight in made.named_parameters():
@@ -37,7 +44,8 @@ def null_model(loaded: LoadedModel, null: str, *, seed: int) -> nn.Module:
                 )
                 weight.copy_(weight.flatten()[order.to(weight.device)].view_as(weight))
     weight = next(model.parameters())
-    return made.to(device=weight.device, dtype=weight.dtype).eval().requires_grad_(False)
+    made = made.to(device=weight.device, dtype=weight.dtype).eval().requires_grad_(False)
+    return part_of(made, loaded.part)
 
 
 def _untrained(model: nn.Module, name: str, seed: int) -> nn.Module:

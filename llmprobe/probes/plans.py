@@ -48,6 +48,7 @@ def plan_probe(
     # Prompts with answers are no beginnings of longer ones; an encoder's outputs see what follows.
     beginnings = not Prompts.kinds[asked.kind].has_answers()
     beginnings = beginnings and not is_encoder(outline.model.config)
+    beginnings = beginnings and outline.part in (None, "decoder")
     branches = asked.query != "free" and kind.branches
     one_pass = (beginnings and (asked.query == "free" or branches)) or len(lengths) == 1
     plan = plan_sweep(

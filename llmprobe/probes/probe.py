@@ -63,6 +63,7 @@ class LoadOptions(TypedDict, total=False):
     device_map: str | Mapping[str, Any] | None
     attn_implementation: str | None
     quantize: str | None
+    part: str | None
     allow_pickle: bool
     trust_remote_code: bool
 

@@ -36,6 +36,13 @@ def resolve_position(
                 "whole prompt; leave position out"
             )
         return "last"
+    if layers[0].cross:
+        if position not in ("auto", "first"):
+            raise ValueError(
+                f"position: got {position!r}, but cross-attention is measured at the decoder's "
+                "start token; leave position out"
+            )
+        return "first"
     number = _number(position)
     if number is None:
         return "first" if position == "auto" else str(position)
@@ -47,8 +54,15 @@ def resolve_position(
     return {0: "first", -1: "last"}.get(number, str(number))
 
 
-def check_causal(layers: Sequence[AttentionLayer], name: str, what: str) -> None:
+def check_causal(
+    layers: Sequence[AttentionLayer], name: str, what: str, *, part: str | None = None
+) -> None:
     """Refuse for an encoder what needs a model that predicts the next token."""
+    if part is not None:
+        raise UnsupportedModelError(
+            f"{name} is an encoder-decoder, which is probed without its head, so {what} has no "
+            "meaning; use the variance or the attention probe"
+        )
     if not all(layer.causal for layer in layers):
         raise UnsupportedModelError(
             f"{name} is an encoder, which predicts no next token, so {what} has no meaning; use "

@@ -191,7 +191,7 @@ def _prepare(loaded: LoadedModel, asked: Request, chunk: int | None, branches: b
     check_positions(loaded, wanted)
     chosen = choose_layers(attention_layers(loaded.model), asked.layers)
     if asked.predicts is not None:
-        check_causal(chosen, loaded.name, asked.predicts)
+        check_causal(chosen, loaded.name, asked.predicts, part=loaded.part)
     position = resolve_position(asked.position, chosen, wanted, loaded.name)
     causal = all(layer.causal for layer in chosen)
     given, rows = _read(asked), _rows(asked)
@@ -259,6 +259,7 @@ def _prepare(loaded: LoadedModel, asked: Request, chunk: int | None, branches: b
             | {"n_prompts": n_prompts}
             | ({} if position == "last" else {"position": position})
             | ({} if loaded.quantized is None else {"quantize": loaded.quantized})
+            | ({} if loaded.part is None else {"part": loaded.part})
             | _bos_record(prompt_set, loaded),
         ),
         position=position,

@@ -18,6 +18,7 @@ from llmprobe.base.lengths import passes_of
 from llmprobe.base.machine import free_memory, is_out_of_memory, matmul_rate, release_memory
 from llmprobe.base.transfers import upload
 from llmprobe.capture.discovery import AttentionLayer, attention_layers, input_device
+from llmprobe.capture.parts import Part, whole_of
 from llmprobe.capture.token_types import TokenTypes
 from llmprobe.errors import OutOfMemoryError
 from llmprobe.probes.agreement import forget_lengths
@@ -134,10 +135,12 @@ def plan_sweep(
     """
     passes = passes_of(lengths, range(n_prompts), one_pass=one_pass, sizes=sizes)
     runs = [(of_pass[-1], len(prompts)) for of_pass, prompts in passes]
-    weights, widest = _weights_before(model, layers[-1])
     deepest = layers[-1]
     before = [x for x in every or attention_layers(model) if x.layer < deepest.layer]
+    weights, widest = _weights_before(model, deepest)
     n_whole = len(before)
+    if isinstance(model, Part) and deepest.cross:  # the encoder reads the prompt
+        weights, widest, n_whole = _weights_of(model.get_encoder())
     flops = 0.0
     for run, n in runs:
         # Causal attention computes half the square; in the deepest layer only single rows.
@@ -264,7 +267,7 @@ def _weights_before(model: nn.Module, deepest: AttentionLayer) -> tuple[int, int
     at = next((i for i, part in enumerate(parts) if part.isdecimal()), len(parts))
     blocks, number = ".".join(parts[:at]) + ".", int(parts[at]) if at < len(parts) else 0
     total, widest = 0, 0
-    for name, parameter in model.named_parameters():
+    for name, parameter in whole_of(model).named_parameters():
         if parameter.ndim < 2 or not name.startswith(blocks):
             continue
         block = name.removeprefix(blocks).split(".")[0]
@@ -273,6 +276,15 @@ def _weights_before(model: nn.Module, deepest: AttentionLayer) -> tuple[int, int
             total += parameter.numel()
             widest = max(widest, *parameter.shape)
     return total, widest
+
+
+def _weights_of(encoder: nn.Module) -> tuple[int, int, int]:
+    """Matrix entries that one token meets in all layers, the widest of them, and the layers."""
+    lists = [module for module in encoder.modules() if isinstance(module, nn.ModuleList)]
+    blocks = lists[0] if lists else encoder
+    shapes = [weight.shape for weight in blocks.parameters() if weight.ndim > 1]
+    entries = sum(math.prod(shape) for shape in shapes)
+    return entries, max(map(max, shapes), default=0), len(list(blocks.children()))
 
 
 def _duration(seconds: float) -> str:

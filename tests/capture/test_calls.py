@@ -8,11 +8,13 @@ from families import batch, tiny
 from transformers import AttentionInterface
 
 from llmprobe import (
+    ModelLoadError,
     UnsupportedModelError,
     attention_layers,
     capture_attention,
     capture_rows,
     edit_attention,
+    load_model,
 )
 from llmprobe.capture.calls import AttentionCall, listening, own_eager, uses_interface
 from llmprobe.capture.edits import scale_logits
@@ -147,6 +149,11 @@ def _under(name, family):
 def test_rows_and_edits_are_the_same_under_each_attention_function(family):
     for got, expected in zip(_under("sdpa", family), _under("eager", family), strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_kernels_for_gpus_are_refused_on_a_cpu():
+    with pytest.raises(ModelLoadError, match="cannot run the attention 'flash_attention_2' on a C"):
+        load_model("builtin", device="cpu", attn_implementation="flash_attention_2")
 
 
 @pytest.mark.slow  # flex attention is compiled: a minute on a CPU

@@ -1,14 +1,19 @@
 """Which models are loaded, by what their configs declare."""
 
-from typing import Any
-
 import pytest
 import torch
-from families import COMMON
+from other_kinds import OTHER_KINDS, WITH_IMAGES, path_of, plain, with_images
 from saved_models import make, make_tokenizer
 from transformers import AutoConfig, BertConfig, BertForMaskedLM, BertModel, LlamaConfig, T5Config
 
-from llmprobe import attention_layers, check_capture, load_model, probe_variance
+from llmprobe import (
+    attention_layers,
+    capture_attention,
+    capture_rows,
+    check_capture,
+    load_model,
+    probe_variance,
+)
 from llmprobe.capture.kinds import empty_model, is_encoder, loader
 from llmprobe.capture.refusals import Refusal
 
@@ -47,10 +52,10 @@ def test_decoders_of_encoder_families_stay_decoders():
 
 
 def test_other_kinds_are_refused_by_name():
-    with pytest.raises(Refusal, match="is T5Config, an encoder-decoder"):
-        loader(T5Config())
-    with pytest.raises(Refusal, match="is ViTConfig, of another kind"):
-        loader(AutoConfig.for_model("vit"))
+    for name, settings in OTHER_KINDS.items():
+        config = AutoConfig.for_model(name, **settings)
+        with pytest.raises(Refusal, match=f"is {type(config).__name__}, of a kind that cannot"):
+            loader(config)
 
 
 def test_shapes_come_without_numbers():
@@ -59,59 +64,31 @@ def test_shapes_come_without_numbers():
     assert model.pooler is None
 
 
-_TEXT = {k: v for k, v in COMMON.items() if k != "head_dim"}
-_VISION = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1} | {
-    "num_attention_heads": 4,
-    "image_size": 16,
-    "patch_size": 8,
-}
-_PLAIN_ROPE = {"rope_type": "default", "rope_theta": 1e4}
-WITH_IMAGES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], list[int]]] = {
-    "gemma3": (
-        {"query_pre_attn_scalar": 8, "layer_types": ["full_attention"] * 2, "head_dim": 8},
-        _VISION,
-        {"mm_tokens_per_image": 4, "image_token_index": 90, "boi_token_index": 91},
-        [0, 1],
-    ),
-    "qwen2_5_vl": (
-        {"rope_parameters": _PLAIN_ROPE | {"mrope_section": [1, 1, 2]}},
-        {"depth": 1, "hidden_size": 32, "num_heads": 4, "intermediate_size": 48}
-        | {"out_hidden_size": 32, "fullatt_block_indexes": [0]},
-        {"image_token_id": 90, "video_token_id": 91, "vision_start_token_id": 92},
-        [0, 1],
-    ),
-    "mllama": (
-        {"cross_attention_layers": [1], "rope_parameters": _PLAIN_ROPE},
-        _VISION
-        | {"num_global_layers": 1, "attention_heads": 4, "intermediate_layers_indices": [0]}
-        | {"vision_output_dim": 64, "supported_aspect_ratios": [[1, 1]]},
-        {"image_token_index": 90},
-        [0],
-    ),
-    "llava": (
-        {"model_type": "llama"},
-        _VISION | {"model_type": "clip_vision_model"},
-        {"image_token_index": 90},
-        [0, 1],
-    ),
-}
-
-
 @pytest.mark.parametrize("family", WITH_IMAGES)
-def test_of_models_that_read_images_the_text_part_is_probed(family):
+def test_of_models_that_read_images_the_text_part_is_captured(family):
     """Cross-attention to images does not run without one, so it is no layer of a text."""
-    text, vision, more, numbers = WITH_IMAGES[family]
-    config = AutoConfig.for_model(family, text_config=_TEXT | text, vision_config=vision, **more)
-    auto, options = loader(config)
-    torch.manual_seed(0)
-    model = auto.from_config(config, **options).eval()
-    for parameter in model.parameters():
-        if parameter.ndim >= 2:
-            parameter.data.normal_(0, 0.2)
-    assert sum(p.numel() for p in model.parameters()) < 200_000
+    model, numbers = with_images(family), WITH_IMAGES[family].numbers
     layers = attention_layers(model)
-    assert [layer.layer for layer in layers] == numbers
-    assert all("vision" not in layer.path and layer.causal for layer in layers)
+    assert [layer.path for layer in layers] == [path_of(family, n) for n in numbers]
+    assert all(layer.causal for layer in layers)
+    tokens = torch.arange(3, 27).reshape(2, 12)
+    expected = plain(family, tokens)
+    with capture_attention(model, at="heads") as heads, capture_attention(model) as outputs:
+        model(tokens)
+    with capture_rows(model, positions=[4, -1], weights=True) as rows:
+        model(tokens)
+    for n in numbers:
+        for got, wanted in (
+            (heads[n], expected.heads[n]),
+            (outputs[n], expected.outputs[n]),
+            (rows[n].weights, expected.weights[n].transpose(1, 2)[:, [4, -1]]),
+        ):
+            torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["gemma3", "qwen2_5_vl", "mllama", "llava"])
+def test_models_that_read_images_pass_the_check_and_are_probed(family):
+    model, numbers = with_images(family), WITH_IMAGES[family].numbers
     report = check_capture(model, length=24)
     assert report.passed, [line for line in report.checks if not line.passed]
     assert probe_variance(model, "4,8", layers=None, n_prompts=4).slope.shape == (len(numbers),)

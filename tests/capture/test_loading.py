@@ -42,6 +42,7 @@ def test_the_facts_are_plain_and_show_no_path(llama):
         "bos_token_id": 0,
         "adds_bos": True,
         "quantized": None,
+        "part": None,
     }
     assert str(llama.parent) not in repr(loaded) + json.dumps(loaded.describe())
     with pytest.raises(AttributeError):

@@ -23,14 +23,35 @@ ENCODERS: dict[str, dict[str, Any]] = {
     "eurobert": {},
     "esm": {},
     "layoutlm": {},
+    "camembert": {"pad_token_id": 1, "max_position_embeddings": 130},
+    "ernie": {},
+    "gte": {},
+    "xlm": {"emb_dim": 32, "n_heads": 4, "n_layers": 2},
+    # Weights times values are computed in the module, the projection comes behind it:
+    "deberta-v2": {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]},
+    "roformer": {"embedding_size": 32},
+    "megatron-bert": {},
+    "rembert": {"input_embedding_size": 32, "output_embedding_size": 32},
+    "luke": {"entity_vocab_size": 10, "entity_emb_size": 32},
 }
-REFUSED = {
+_OTHER = "what it returns is not its weights times its values"
+_NONE = "has no attention that llmprobe can find"
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "albert": ({"embedding_size": 32}, "does not end in an output projection"),
-    "deberta-v2": ({}, "its output projection lies outside"),
-    "convbert": ({"embedding_size": 32}, "its output projection lies outside"),
-    "longformer": ({}, "has no attention that llmprobe can find"),
+    "deberta": ({}, _OTHER),
+    "convbert": ({"embedding_size": 32}, _OTHER),
+    "nystromformer": ({}, _OTHER),
+    "big_bird": ({}, "replaces its sparse attention by a full one"),
+    "longformer": ({}, _NONE),
+    "squeezebert": (
+        {"embedding_size": 32}
+        | {f"{name}_groups": 1 for name in ("q", "k", "v", "post_attention")}
+        | {"intermediate_groups": 1, "output_groups": 1},
+        _NONE,
+    ),
+    "fnet": ({}, _NONE),
 }
-WITHOUT_INTERFACE = ("mpnet",)
+WITHOUT_INTERFACE = ("mpnet", "xlm", "deberta-v2", "roformer", "megatron-bert", "rembert", "luke")
 
 
 @cache

@@ -25,9 +25,8 @@ def make(family, **options):
     """A model with random weights; none has more than 100,000 parameters."""
     torch.manual_seed(0)
     config = getattr(transformers, f"{family}Config")(**{**SIZE, **options})
-    with_head = {"Bert": "BertForMaskedLM", "T5": "T5ForConditionalGeneration"}
-    with_head["GPT2"] = "GPT2LMHeadModel"
-    model = getattr(transformers, with_head.get(family, f"{family}ForCausalLM"))(config).eval()
+    other = {"Bert": "BertForMaskedLM", "GPT2": "GPT2LMHeadModel", "ViT": "ViTModel"}
+    model = getattr(transformers, other.get(family, f"{family}ForCausalLM"))(config).eval()
     assert sum(p.numel() for p in model.parameters()) < 100_000
     return model
 
@@ -53,7 +52,7 @@ def kept(tmp_path_factory):
     opt = {"ffn_dim": 48, "word_embed_proj_dim": 32, "max_position_embeddings": 24}
     make("OPT", **opt).save_pretrained(root / "opt")
     make("Bert", intermediate_size=48, max_position_embeddings=24).save_pretrained(root / "bert")
-    make("T5", d_kv=8, d_ff=48).save_pretrained(root / "t5")
+    make("ViT", intermediate_size=48).save_pretrained(root / "vit")
     make("Bloom").save_pretrained(root / "bloom")
     return root
 
