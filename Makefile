@@ -90,7 +90,9 @@ RECIPES := proposition_1 figure_1_llm_variance figure_2_feature_distributions \
 	figure_3_global_shift figure_4_attention_weights head_decay_map table_argmax \
 	table_dictionary table_ablation set_complement_theory set_complement_search othello_length \
 	train_builtin_model does_it_hurt what_helps norm_search anchor \
-	why_larger_sets_fail norm_place_decoders itransformer
+	why_larger_sets_fail norm_place_decoders itransformer \
+	role_of_sparsity not_robustly attention_bias_calibration xpos \
+	length_is_a_domain t2r reguformer differential normalized leaderboard
 
 figures: $(READY)
 	set -e; for recipe in $(RECIPES); do \
@@ -118,6 +120,7 @@ desk: $(READY)
 	$(RECIPE)/norm_place_decoders.py
 	$(RECIPE)/norm_place_decoders.py --task othello
 	$(RECIPE)/itransformer.py
+	$(RECIPE)/leaderboard.py --scale desk
 	$(RECIPE)/norm_search.py
 	$(RECIPE)/norm_search.py --task dictionary
 	for task in argmax dictionary; do for part in main projected residual; do \

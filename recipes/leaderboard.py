@@ -1,0 +1,102 @@
+"""Which systems answer inputs longer than those of their training?
+
+Question: over the runs of the recipes for related systems, what is the longest length that each
+    system solves (90 % right), over its longest training length?
+Expected: each paper reports that its own system goes furthest; none compares them on one task with
+    several seeds.
+Measured: nothing yet.
+
+The recipes of related systems train with `train_runs`. Without a scale this one draws what they
+saved; with one it runs them all first, which resumes.
+"""
+
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import seaborn as sns
+import typer
+
+from llmprobe import LLMProbeError, load_result, train_synthetic
+
+NAME = "leaderboard"
+SYSTEMS = ("role_of_sparsity", "not_robustly", "attention_bias_calibration", "xpos")
+SYSTEMS += ("length_is_a_domain", "t2r", "reguformer", "differential", "normalized")
+SOLVED = 0.9
+# Quick takes seconds and decides nothing; settings of a run take precedence over those of desk.
+SMALL = {"seeds": 2, "steps": 20, "sets": 16, "batch": 8, "width": 16}
+SCALES: dict[str, dict[str, Any]] = {
+    "quick": SMALL,
+    "desk": {"seeds": 4, "sets": 256},
+    "paper": {"preset": "paper", "seeds": 16},
+}
+
+
+def train_runs(
+    name: str, runs: Mapping[str, Mapping[str, Any]], *, scale: str, only: str | None, output: Path
+) -> None:
+    """Train the runs of a recipe, print what came, save results and figures."""
+    if only is not None and only not in runs:
+        raise typer.BadParameter(f"only: got {only!r}, accepted: {', '.join(runs)}")
+    for key in [only] if only else runs:
+        ours = dict(runs[key])
+        if scale != "desk":
+            ours = {k: v for k, v in ours.items() if k not in ("seeds", "steps")}
+        place = Path("runs") / name / key / scale
+        result = train_synthetic(output=place, **(SCALES[scale] | ours))
+        print(result.headline(), *result.warnings, sep="\n")
+        print(result.summary_frame().round(3).to_string(index=False))
+        print(result.reading())
+        result.save(output / f"{name}_{key}", overwrite=True)
+        for ending in ("png", "pdf"):
+            result.save_figure(output / f"{name}_{key}.{ending}")
+
+
+def longest_solved(folder: Path) -> pd.DataFrame:
+    """A row for each variant and seed of a saved run: the longest length solved over training's."""
+    result = load_result(folder)
+    frame = result.to_frame()
+    right = frame["exact" if "exact" in frame else "accuracy"] >= SOLVED
+    frame["solved"] = frame.length.where(right, 0) / result.train_lengths[1]
+    best = frame.groupby(["variant", "seed"], sort=False).solved.max().reset_index()
+    return best.assign(run=folder.name, task=result.task, tested=max(result.lengths))
+
+
+def main(
+    scale: Annotated[
+        Literal["quick", "desk", "paper"] | None, typer.Option(help="Train all systems first.")
+    ] = None,
+    output: Annotated[Path, typer.Option(help="Folder of results and figures.")] = Path("figures"),
+) -> None:
+    if scale is not None:
+        for system in SYSTEMS:
+            import_module(system).main(scale=scale, only=None, output=output)
+    found = [path.parent for s in SYSTEMS for path in sorted(output.glob(f"{s}_*/result.json"))]
+    if not found:
+        raise SystemExit(f"{NAME}: {output} has no results; run the recipes {', '.join(SYSTEMS)}")
+    table = pd.concat([longest_solved(folder) for folder in found], ignore_index=True)
+    means = table.groupby(["run", "variant"], sort=False).solved.agg(["mean", "min", "max", "size"])
+    print(means.round(2).to_string())
+    table["row"] = table.run + ": " + table.variant
+    figure, ax = plt.subplots(figsize=(8, 0.24 * table.row.nunique() + 1.2), layout="constrained")
+    sns.stripplot(table, x="solved", y="row", hue="run", ax=ax, legend=False, size=5, jitter=0.2)
+    ax.axvline(1, color="0.5", linewidth=1, linestyle="--")
+    ax.set_xscale("symlog", base=2, linthresh=0.5)
+    ticks = [0, 0.5, 1, 2, 4, 8, 16, 32, 64, 128, 256]
+    ax.set_xticks([x for x in ticks if x <= 1.5 * np.nanmax(table.solved)])
+    ax.xaxis.set_major_formatter(lambda x, _: f"{x:g}×")
+    ax.set(xlabel="longest length solved (90 % right) over that of training; a dot is a seed")
+    ax.set(ylabel="")
+    for ending in ("png", "pdf"):
+        figure.savefig(output / f"{NAME}.{ending}", dpi=150)
+
+
+if __name__ == "__main__":
+    try:
+        typer.run(main)
+    except LLMProbeError as error:
+        raise SystemExit(f"{NAME}: {error}") from error

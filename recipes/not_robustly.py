@@ -1,0 +1,44 @@
+"""Do FIRE, randomized positions and index hints carry addition beyond its training?
+
+Question: a decoder learns addition of up to 8 digits, reversed and with index hints: how many
+    digits does it add with rotary positions, without, with ALiBi, FIRE, and FIRE over randomized
+    positions; and how much do seeds differ?
+Expected: FIRE with randomized positions, reversed digits and hints reaches 2.5 times the training
+    length; other positions do not; seeds vary widely (arXiv 2402.09371).
+Measured: nothing yet.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from leaderboard import train_runs
+
+from llmprobe import LLMProbeError
+
+NAME = "not_robustly"
+RUNS: dict[str, dict[str, Any]] = {
+    "hints": {
+        "task": "addition-hints",
+        "variants": ["rotary", "nope", "alibi", "fire", "fire+randomized"],
+        "train_lengths": "1..8",
+        "lengths": "4,8,10,12,16,20,24",
+        "seeds": 8,
+        "steps": 3000,
+    },
+}
+
+
+def main(
+    scale: Literal["quick", "desk", "paper"] = "desk",
+    only: Annotated[str | None, typer.Option(help=f"One of {', '.join(RUNS)}.")] = None,
+    output: Annotated[Path, typer.Option(help="Folder for figures and results.")] = Path("figures"),
+) -> None:
+    train_runs(NAME, RUNS, scale=scale, only=only, output=output)
+
+
+if __name__ == "__main__":
+    try:
+        typer.run(main)
+    except LLMProbeError as error:
+        raise SystemExit(f"{NAME}: {error}") from error
