@@ -16,7 +16,7 @@ from leaderboard import train_runs
 from llmprobe import LLMProbeError
 
 NAME = "differential"
-SETS: dict[str, Any] = {"variants": ["baseline", "differential"], "lengths": "16..4096"}
+SETS: dict[str, Any] = {"variants": ["baseline", "differential"], "lengths": "16..1024"}
 SETS |= {"seeds": 8, "steps": 3000}
 RUNS: dict[str, dict[str, Any]] = {
     "argmax": {"task": "argmax", **SETS},
@@ -26,7 +26,7 @@ RUNS: dict[str, dict[str, Any]] = {
         "variants": ["rotary", "rotary+differential"],
         "train_lengths": "2..8",
         "lengths": "4,8,12,16,24",
-        "steps": 3000,
+        "steps": 2000,
     },
 }
 

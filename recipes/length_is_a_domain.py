@@ -17,8 +17,8 @@ from leaderboard import train_runs
 from llmprobe import LLMProbeError
 
 NAME = "length_is_a_domain"
-EDITING: dict[str, Any] = {"variants": ["rotary", "learned"], "train_lengths": "10..15"}
-EDITING |= {"lengths": "2,4,6,8,10,12,15,18,24,30,45", "steps": 2500}
+EDITING: dict[str, Any] = {"variants": ["learned"], "train_lengths": "10..15"}
+EDITING |= {"lengths": "2,4,6,8,10,12,15,18,24,30,45", "steps": 2000}
 RUNS: dict[str, dict[str, Any]] = {
     "copy": {"task": "copy", **EDITING},
     "reverse": {"task": "reverse", **EDITING},

@@ -16,7 +16,7 @@ from leaderboard import train_runs
 from llmprobe import LLMProbeError
 
 NAME = "normalized"
-SETS: dict[str, Any] = {"variants": ["baseline", "normalized"], "lengths": "16..4096"}
+SETS: dict[str, Any] = {"variants": ["baseline", "normalized"], "lengths": "16..1024"}
 SETS |= {"seeds": 8, "steps": 3000}
 RUNS: dict[str, dict[str, Any]] = {
     "argmax": {"task": "argmax", **SETS},
@@ -26,7 +26,7 @@ RUNS: dict[str, dict[str, Any]] = {
         "variants": ["nope", "nope+normalized"],
         "train_lengths": "5..20",
         "lengths": "5,11,21,31,61,121",
-        "steps": 2000,
+        "steps": 1500,
     },
 }
 

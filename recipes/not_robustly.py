@@ -1,7 +1,7 @@
 """Do FIRE, randomized positions and index hints carry addition beyond its training?
 
 Question: a decoder learns addition of up to 8 digits, reversed and with index hints: how many
-    digits does it add with rotary positions, without, with ALiBi, FIRE, and FIRE over randomized
+    digits does it add with rotary positions, without any, with FIRE, and with FIRE over randomized
     positions; and how much do seeds differ?
 Expected: FIRE with randomized positions, reversed digits and hints reaches 2.5 times the training
     length; other positions do not; seeds vary widely (arXiv 2402.09371).
@@ -20,11 +20,11 @@ NAME = "not_robustly"
 RUNS: dict[str, dict[str, Any]] = {
     "hints": {
         "task": "addition-hints",
-        "variants": ["rotary", "nope", "alibi", "fire", "fire+randomized"],
+        "variants": ["rotary", "nope", "fire", "fire+randomized"],
         "train_lengths": "1..8",
         "lengths": "4,8,10,12,16,20,24",
         "seeds": 8,
-        "steps": 3000,
+        "steps": 2500,
     },
 }
 

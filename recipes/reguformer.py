@@ -20,7 +20,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "argmax": {
         "task": "argmax",
         "variants": ["baseline", "sparse", "sparse-random", "entmax"],
-        "lengths": "16..4096",
+        "lengths": "16..1024",
         "seeds": 8,
         "steps": 3000,
     },
@@ -29,7 +29,7 @@ RUNS: dict[str, dict[str, Any]] = {
         "variants": ["nope", "nope+sparse", "nope+sparse-keys", "nope+sparse-random"],
         "train_lengths": "5..20",
         "lengths": "5,11,21,31,61,121",
-        "steps": 2000,
+        "steps": 1500,
     },
 }
 

@@ -23,7 +23,7 @@ RUNS: dict[str, dict[str, Any]] = {
         "variants": ["rotary", "rotary+linear", "rotary+linear-swap"],
         "train_lengths": "2..8",
         "lengths": "4,8,12,16,24",
-        "steps": 3000,
+        "steps": 2000,
     },
 }
 

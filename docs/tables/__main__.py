@@ -7,7 +7,7 @@ A table stands in a document between two marks, and this script replaces what is
     <!-- table: argmax -->
     <!-- end -->
 
-`claims.py`, `findings.py`, `front.py` and `norm_runs.py` have one function per table: its name is
+`claims.py`, `findings.py`, `front.py`, ... have one function per table: its name is
 the mark, its numbers come from the folders in `figures/` or from `benchmarks/baseline.json`. A test
 runs this and compares the documents byte for byte. Verdicts follow one rule: `verdict` in
 `llmprobe/base/intervals.py`.
@@ -20,6 +20,7 @@ import findings  # noqa: F401
 import front  # noqa: F401
 import norm_runs  # noqa: F401
 import other_models  # noqa: F401
+import related  # noqa: F401
 from cells import TABLES
 
 ROOT = Path(__file__).parents[2]
