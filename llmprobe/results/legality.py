@@ -232,7 +232,7 @@ class LegalityResult(VariantsResult, kind="legality"):
     @property
     def main_metric(self) -> str:
         """What tells networks apart: one attention loses mass long before its first choice errs."""
-        return "illegal_mass" if self.task == "set-complement" else "illegal_top1"
+        return "illegal_top1" if self.task == "othello" else "illegal_mass"
 
     @property
     def default_plot(self) -> str:

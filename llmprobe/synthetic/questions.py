@@ -16,6 +16,9 @@ from torch import Tensor
 from llmprobe.synthetic.tasks import AnswerTask
 
 EQUALS = 2
+_FAR = (*AnswerTask.quarters, 32, 64)
+_WITHOUT_ORDER = {"mlp": "mlp", "norm": "prenorm"}
+"""The baseline where the order of the bits does not matter: it has no positions."""
 
 
 class _Bits(AnswerTask):
@@ -24,6 +27,8 @@ class _Bits(AnswerTask):
     unit = "bits"
     longest = 1024
     words: ClassVar[tuple[str, ...]] = ("0", "1", "=")
+    quarters = _FAR
+    baseline: ClassVar[dict[str, str]] = _WITHOUT_ORDER
 
     def sample(self, n: int, length: int, generator: torch.Generator) -> Tensor:
         bits = torch.randint(2, (n, length), generator=generator)
@@ -68,6 +73,8 @@ class ParityStepsTask(_Bits):
 
     name = "parity-steps"
     longest = 256
+    quarters = AnswerTask.quarters
+    baseline: ClassVar[dict[str, str]] = AnswerTask.baseline
 
     def label(self, bits: Tensor) -> Tensor:
         return bits.cumsum(dim=1) % 2
@@ -120,6 +127,8 @@ class SparseParityTask(AnswerTask):
     """What is added to a bit that is marked."""
     k: ClassVar[int] = 4
     """Bits that are marked."""
+    quarters = _FAR
+    baseline: ClassVar[dict[str, str]] = _WITHOUT_ORDER
     defaults: ClassVar[dict[str, Any]] = {**AnswerTask.defaults, "train_lengths": "4..20"}
 
     def sample(self, n: int, length: int, generator: torch.Generator) -> Tensor:
@@ -177,10 +186,20 @@ class RecallTask(AnswerTask):
 
     name = "recall"
     unit = "pairs"
-    longest = 128
+    longest = 64
     N_VALUES = 16
     words = (*(f"v{number}" for number in range(16)), *(f"k{number}" for number in range(longest)))
-    defaults: ClassVar[dict[str, Any]] = {**AnswerTask.defaults, "train_lengths": "2..16"}
+    # A head that looks at the token before is learned far sooner with rotary positions.
+    baseline: ClassVar[dict[str, str]] = AnswerTask.baseline | {"positions": "rotary"}
+    defaults: ClassVar[dict[str, Any]] = {
+        **AnswerTask.defaults,
+        "variants": "baseline,learned",
+        "train_lengths": "2..8",
+        "learning_rate": 1e-3,
+    }
+    presets: ClassVar[dict[str, dict[str, Any]]] = AnswerTask.presets | {
+        "quick": {"seeds": 2, "steps": 1500, "sets": 256, "variants": "baseline"}
+    }
 
     def sample(self, n: int, length: int, generator: torch.Generator) -> Tensor:
         order = torch.rand(n, self.longest, generator=generator)

@@ -184,9 +184,12 @@ class AnswerTask(DecoderTask):
     kind = "questions, with one right answer of one or more tokens"
     words: ClassVar[tuple[str, ...]]
     """What each token is written as."""
-    baseline: ClassVar[dict[str, str]] = {"mlp": "mlp", "norm": "prenorm", "positions": "rotary"}
+    quarters: ClassVar[tuple[int, ...]] = (5, 6, 8, 10, 12, 16)
+    """How far beyond training tests go by default, in quarters of its longest length."""
+    # Learned positions: in training no others are learned as soon. Beyond it they are untrained.
+    baseline: ClassVar[dict[str, str]] = {"mlp": "mlp", "norm": "prenorm", "positions": "learned"}
     defaults: ClassVar[dict[str, Any]] = {
-        "variants": "baseline,learned",
+        "variants": "baseline,rotary",
         "train_lengths": "1..10",
         "width": 64,
         "heads": 4,
@@ -198,7 +201,7 @@ class AnswerTask(DecoderTask):
     }
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "quick": {"seeds": 2, "steps": 1000, "sets": 256},
-        "desk": {"seeds": 8, "steps": 5000, "sets": 512},
+        "desk": {"seeds": 8, "steps": 4000, "sets": 512},
         "paper": {"seeds": 8, "steps": 50_000, "sets": 1024, "width": 256},
     }
 
@@ -245,7 +248,7 @@ class AnswerTask(DecoderTask):
         """Lengths to test where none are given: on both sides of those of training."""
         below = {1, shortest // 2, shortest - 1}
         within = {shortest, (shortest + longest) // 2, longest}
-        beyond = {longest + 1, *(times * longest // 4 for times in (5, 6, 8, 10, 12, 16))}
+        beyond = {longest + 1, *(times * longest // 4 for times in self.quarters)}
         return sorted(n for n in below | within | beyond if 1 <= n <= self.longest)
 
     def show(self, tokens: Sequence[int] | Tensor) -> str:

@@ -52,6 +52,7 @@ COMPLEMENT = ("--task", "set-complement", "--steps", 4, "--sets", 16, "--width",
     [
         ((*COMPLEMENT, "--vocab", 6), "legality", "slope of log gap"),
         (("--task", "othello", "--steps", 2, "--sets", 4, "--width", 8), "legality", "moves"),
+        (("--task", "copy", "--steps", 2, "--sets", 4, "--concatenate", 2), "answers", "letters"),
         (("--task", "set-complement", "--vocab", 6, "--search", 2), "search", "Spearman"),
     ],
 )

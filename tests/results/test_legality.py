@@ -319,6 +319,7 @@ def test_the_headline_is_one_line_with_what_is_beyond_training():
     assert "1..59 moves" in othello.headline()
     assert "illegal top-1 beyond" in othello.headline()
     assert (othello.default_plot, result.default_plot) == ("illegal", "mass")
+    assert make_legality_result(task="dyck").main_metric == "illegal_mass"
 
 
 def test_a_document_has_rows_comparisons_gap_and_no_nan():

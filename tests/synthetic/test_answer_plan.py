@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from llmprobe import load_result, load_synthetic, merge_results, train_synthetic
+from llmprobe import load_synthetic, train_synthetic
 from llmprobe.synthetic import training as module
 from llmprobe.synthetic.answer_plan import AnswerPlan, AnswerTraining
 from llmprobe.synthetic.answer_scores import score_answers
@@ -94,14 +94,14 @@ def test_concatenated_examples_are_whole_and_those_of_the_same_draws():
 
 
 def test_variants_of_a_seed_meet_the_same_examples():
-    others = [dataclasses.replace(SMALL, variant="learned", width=16)]
+    others = [dataclasses.replace(SMALL, variant="rotary", width=16)]
     others += [dataclasses.replace(SMALL, seeds=SMALL.seeds[1:])]
     for other, rows in zip(others, (slice(None), slice(SMALL.batch, None)), strict=True):
         for (a,), (b,) in zip(SMALL.batches(0), other.batches(0), strict=True):
             assert torch.equal(a[rows], b)
 
 
-@pytest.mark.parametrize("variant", ["baseline", "learned+dropout"])
+@pytest.mark.parametrize("variant", ["baseline", "rotary+dropout"])
 def test_a_seed_of_a_stack_ends_where_it_ends_alone(variant):
     training = dataclasses.replace(SMALL, variant=variant, concatenate=2, averages=("ema",))
     stack = train(training)
@@ -166,20 +166,12 @@ def test_a_plan_measures_what_score_does():
     assert {note for _, note in told} == {"length 1", "length 5"}
 
 
-def test_a_run_is_kept_joined_and_its_networks_come_back(tmp_path):
-    options = {"task": "reverse", "variants": "baseline,learned", "lengths": "1,2,5", **TINY}
-    for first in (0, 2):
-        train_synthetic(**options, seeds=2, first_seed=first, output=tmp_path / str(first))
-    joined = merge_results([tmp_path / "0", tmp_path / "2"], tmp_path / "all")
-    whole = train_synthetic(**options, seeds=4)
-    assert joined.seeds == whole.seeds == (0, 1, 2, 3)
-    for name in ("exact", "token_accuracy", "loss"):
-        np.testing.assert_allclose(getattr(joined, name), getattr(whole, name), atol=1e-2)
-    assert load_result(tmp_path / "all").headline() == joined.headline()
-    network = load_synthetic(tmp_path / "all", "learned", seed=3)
-    task = AnswerTask.named("reverse")
-    scores = score_answers(network, task, (1, 2, 5), TINY["sets"])
-    np.testing.assert_allclose(joined.token_accuracy[1, 3], scores["token_accuracy"][0], atol=1e-6)
+def test_trained_networks_come_back_from_their_folder(tmp_path):
+    options = {"task": "reverse", "variants": "baseline,rotary", "lengths": "1,2,5", **TINY}
+    result = train_synthetic(**options, seeds=2, output=tmp_path)
+    network = load_synthetic(tmp_path, "rotary", seed=1)
+    scores = score_answers(network, AnswerTask.named("reverse"), (1, 2, 5), TINY["sets"])
+    np.testing.assert_allclose(result.token_accuracy[1, 1], scores["token_accuracy"][0], atol=1e-6)
 
 
 def test_lengths_default_to_both_sides_of_those_given():

@@ -108,7 +108,7 @@ def counted(text):
 @pytest.mark.parametrize("name", ["counter", "counter-3"])
 def test_counters_equal_counting(name):
     task = SequenceTask.named(name, 6)
-    for row in task.sample(20, 80, generator()):
+    for row in task.sample(6, 80, generator()):
         text = re.sub(r"a\d| ", lambda m: m[0][:1].strip(), task.show(row))
         found = [{word[0] for word in may} for may in options(task, task.show(row).split())]
         assert found == list(counted(text))

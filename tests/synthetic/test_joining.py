@@ -23,10 +23,12 @@ SETS = {
     "width": 16,
 }
 SEQUENCES = {"task": "set-complement", "vocab": 6, "steps": 20, "sets": 64, "width": 8}
+ANSWERS = {"task": "reverse", "steps": 20, "sets": 16, "width": 8, "batch": 8}
 SEARCH = {"task": "set-complement", "vocab": 6, "steps": 4, "sets": 16}
 NUMBERS = {
     "synthetic": ("accuracy", "global_variance", "loss", "feature_values", "top_weights"),
     "legality": ("kl", "illegal_mass", "loss", "uniform_mass", "diverged"),
+    "answers": ("exact", "token_accuracy", "loss", "chance", "diverged"),
     "search": ("kl", "gap", "learning_rate", "width", "diverged"),
 }
 
@@ -50,9 +52,10 @@ def run(**options):
     [
         (SETS | {"lengths": "16,32"}, "seeds"),
         (SEQUENCES, "seeds"),
+        (ANSWERS | {"lengths": "1,3"}, "seeds"),
         (SEARCH, "n"),
     ],
-    ids=["sets", "sequences", "search"],
+    ids=["sets", "sequences", "answers", "search"],
 )
 def test_other_seeds_are_joined(options, count, tmp_path):
     for first, n in ((0, 2), (2, 3)):
@@ -71,9 +74,10 @@ def test_other_seeds_are_joined(options, count, tmp_path):
     [
         (SETS | {"seeds": 2}, "16,32,64"),
         (SEQUENCES | {"seeds": 2}, "1,3,5"),
+        (ANSWERS | {"seeds": 2}, "1,3,5"),
         (SEARCH | {"n": 2}, "1,3,5"),
     ],
-    ids=["sets", "sequences", "search"],
+    ids=["sets", "sequences", "answers", "search"],
 )
 def test_other_lengths_are_joined(options, lengths, tmp_path):
     first, second, third = lengths.split(",")

@@ -116,6 +116,7 @@ def test_default_lengths_fit_a_small_vocabulary_and_a_search_has_a_constant_rate
     [
         plan_training("dictionary", {"variants": "ssmax,ema", "seeds": 2}, first_seed=3),
         plan_training("othello", {"lengths": "7,9"}),
+        plan_training("addition", {"concatenate": 3}),
         plan_search("set-complement", 3, {"vocab": 6}),
     ],
     ids=lambda plan: type(plan).__name__,

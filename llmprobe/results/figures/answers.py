@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike
 
+from llmprobe.base.visible import visible
 from llmprobe.results.figures.accuracy import GRAY, draw_band, legend_above, span, variants
 from llmprobe.results.figures.style import COLUMN_WIDTH, palette, styled_axes
 
@@ -75,7 +76,7 @@ def draw_solved(
             ax.plot(frame["mean"].iloc[at], at, "|", color=color, ms=14, mew=2)
         ax.axvline(1, color=GRAY, lw=0.8, ls=":")
         ax.axvline(longest, color=GRAY, lw=0.8, ls="--")
-        ax.set_yticks(range(len(names)), names)
+        ax.set_yticks(range(len(names)), [visible(name) for name in names], parse_math=False)
         ax.set_ylim(len(names) - 0.5, -0.5)
         ax.set_xlim(left=-0.05 * longest)
         ax.set_xlabel(

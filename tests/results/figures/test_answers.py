@@ -74,7 +74,7 @@ def test_a_dot_is_a_seed_and_a_bar_their_mean(result):
     assert {line.get_xdata()[0] for line in drawn[-2:]} == {1, 3.0}
 
 
-@pytest.mark.parametrize("kind", AnswersResult.plots)
+@pytest.mark.parametrize("kind", ["exact", "solved"])
 @pytest.mark.parametrize("case", ["one of each", "a dead variant", "all dead", "all zero"])
 def test_hard_cases_draw_without_a_warning(kind, case):
     if case == "one of each":
