@@ -310,6 +310,21 @@ def test_more_tokens_than_learned_positions_are_refused():
         build("learned")(torch.zeros(1, LENGTH + 5, dtype=torch.long))
 
 
+@pytest.mark.parametrize(
+    ("places", "reason"),
+    [
+        (
+            torch.zeros(2, 6),
+            r"places: got \(2, 6\), accepted: \(6, 6\), or one row for each of the 3",
+        ),
+        (torch.full((6, 6), 10), "places: got 10, accepted: less than the 10 learned"),
+    ],
+)
+def test_places_that_are_none_are_refused(places, reason):
+    with pytest.raises(ValueError, match=reason):
+        build("learned", seeds=SEEDS)(draw(3 * BATCH), places=places.long())
+
+
 # Decoders go through the project's capture like any causal language model.
 
 LENGTHS, N_PROMPTS = (2, 4, 8), 12
