@@ -6,7 +6,10 @@ Question: an encoder whose tokens are whole series, trained to forecast 4 to 16 
 Expected: for unrelated variates (each of another sample) the law of Proposition 1, a slope of
     -0.5. For those of one sample no such law: they share the waves, so what attention sums up
     differs from sample to sample however many there are, and more variates show it better.
-Measured: nothing yet.
+Measured: four seeds, 2,000 steps, 128 samples, 4 to 1,024 variates, first layer. Unrelated: -0.48
+    [-0.50, -0.46], -0.42, -0.48 [-0.50, -0.46], -0.41: the law sets in late. Of one sample: -0.22,
+    -0.13, -0.04, -0.14 (all intervals +-0.03 and below 0), flat from 256 variates on. Squared error
+    0.23 at 4 variates, 0.18 at 16, 0.14 at 1,024: beyond the training lengths forecasts get better.
 """
 
 from pathlib import Path

@@ -222,14 +222,7 @@ class Decoder(SeedNetwork):
         # On another device the question would hold up the queue.
         if input_ids.device.type == "cpu" and not 0 <= input_ids.min() <= input_ids.max() < vocab:
             raise ValueError(f"input_ids: got tokens that are not of the {vocab}, 0 to {vocab - 1}")
-        if places is None:
-            n = input_ids.shape[1]
-            if self.positions is not None and n > self.positions.num_embeddings:
-                raise ValueError(
-                    f"input_ids: got {n} tokens, accepted: up to the "
-                    f"{self.positions.num_embeddings} learned positions"
-                )
-            places = torch.arange(n, device=input_ids.device).expand(len(self.seeds), n)
+        places = self._checked(places, input_ids)
         x = self.embedding(input_ids)
         if self.positions is not None:
             x = x + spread(self.positions(places), len(x))
@@ -239,6 +232,27 @@ class Decoder(SeedNetwork):
         x = self.norm(x)
         placed = None if self.placing is None else self.placing(x)
         return Predicted(self.unembedding(x), placed)
+
+    def _checked(self, places: Tensor | None, input_ids: Tensor) -> Tensor:
+        """The places, (batch, n) or (seeds, n), where there are as many as a table has."""
+        batch, n = input_ids.shape
+        most = None if self.positions is None else self.positions.num_embeddings
+        if places is None:
+            if most is not None and n > most:
+                raise ValueError(
+                    f"input_ids: got {n} tokens, accepted: up to the {most} learned positions"
+                )
+            return torch.arange(n, device=input_ids.device).expand(len(self.seeds), n)
+        if places.shape not in ((batch, n), (len(self.seeds), n)):
+            raise ValueError(
+                f"places: got {tuple(places.shape)}, accepted: {(batch, n)}, or one row for each "
+                f"of the {len(self.seeds)} seeds"
+            )
+        if most is not None and places.device.type == "cpu" and not 0 <= places.max() < most:
+            raise ValueError(
+                f"places: got {int(places.max())}, accepted: less than the {most} learned positions"
+            )
+        return places
 
     def begin_with(self, first: "Decoder", tokens: Tensor, places: Tensor | None) -> None:
         """Take what staged parts need from a trained decoder without them, on some tokens.

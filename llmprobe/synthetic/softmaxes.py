@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from llmprobe.base.seeds import numpy_generator
 from llmprobe.base.temperatures import entropy_scaling
-from llmprobe.base.transfers import as_float64
+from llmprobe.base.transfers import as_float64, widened
 from llmprobe.synthetic.layers import SeedNorm
 from llmprobe.synthetic.variants import Part
 
@@ -197,7 +197,7 @@ class LinearWeights(Softmax):
 
 def n_informative(n: Tensor) -> Tensor:
     """⌈5 ⌈ln n⌉⌉, at least 1: how many queries or keys of n Reguformer keeps, arXiv 2212.14246."""
-    return (5 * n.double().log().ceil()).clamp(min=1)
+    return (5 * widened(n).log().ceil()).clamp(min=1)
 
 
 class SparseQueries(Softmax):
@@ -292,7 +292,7 @@ def entropy_of(weights: Tensor) -> Tensor:
 
 def _lots(n: int, heads: int) -> Tensor:
     """Random numbers (n, heads), of which the first are the same whatever n is."""
-    return torch.from_numpy(numpy_generator(0, "sparse").random((n, heads)))
+    return torch.from_numpy(numpy_generator(0, "sparse").random((n, heads))).float()
 
 
 def _only(logits: Tensor, seen: Tensor | None) -> Tensor:

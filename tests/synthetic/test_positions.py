@@ -260,4 +260,4 @@ def test_places_of_questions_are_refused_where_there_are_too_few_or_none():
     with pytest.raises(ValueError, match="context: got 6, accepted for coupled: the 7 places"):
         AnswerPlan(("coupled",), dataclasses.replace(SUM, context=6), (5,), 8)
     with pytest.raises(ValueError, match="context: got 6, accepted for learned: the 16 places"):
-        AnswerPlan(("baseline", "learned"), dataclasses.replace(SUM, context=6), (4,), 8)
+        AnswerPlan(("rotary", "learned"), dataclasses.replace(SUM, context=6), (4,), 8)
