@@ -86,9 +86,10 @@ def test_one_pass_serves_the_decoder_alone():
     assert plans["cross"].flops > plans["encoder"].flops  # all of the encoder runs
 
 
+@pytest.mark.parametrize("family", ["t5", "t5gemma", "switch_transformers", "bart"])
 @pytest.mark.parametrize("options", [{"query": "fixed"}, {"chunk": 5}])
-def test_branches_and_chunks_of_a_decoder_give_what_whole_prompts_give(options):
-    model = encoder_decoder("t5")
+def test_branches_and_chunks_of_a_decoder_give_what_whole_prompts_give(family, options):
+    model = encoder_decoder(family)
     given = {"query": "fixed"} if "query" in options else {}
     alone = [
         probe_variance(model, length, layers=1, n_prompts=32, part="decoder", **given)
@@ -104,7 +105,7 @@ def test_branches_and_chunks_of_a_decoder_give_what_whole_prompts_give(options):
     together = run.execute()
     for column, result in enumerate(alone):
         got, expected = together.total_variance[:, column], result.total_variance[:, 0]
-        np.testing.assert_allclose(got, expected, rtol=1e-5)
+        np.testing.assert_allclose(got, expected, rtol=1e-4)
 
 
 def saved(family, folder):
