@@ -13,12 +13,10 @@ from other_kinds import OTHER_KINDS, WITH_IMAGES
 from llmprobe.capture.parts import PARTS
 
 TEXT = (ROOT / "docs" / "models.md").read_text()
-PARTLY = {"minimax"}
-"""Their linear layers have no rows."""
 REFUSED_DECODERS = {name for name, x in ENCODER_DECODERS.items() if set(x.refused) == set(PARTS)}
 TWO_MODELS = {"encoder-decoder"}
 ROWS: dict[str, tuple[set[str], set[str]]] = {
-    "causal": (set(FAMILIES) | PARTLY, (set(OUTSIDE) - PARTLY) | {"mamba"}),
+    "causal": (set(FAMILIES), set(OUTSIDE) | {"mamba"}),
     "encoder": (set(ENCODERS), set(REFUSED_ENCODERS)),
     "encoder-decoder": (
         set(ENCODER_DECODERS) - REFUSED_DECODERS,

@@ -1,9 +1,9 @@
 """Which class loads a model, by what its config declares: decoders, encoders, both, or with images.
 
-A causal language model is loaded with its head. An encoder (BERT) is loaded without heads and
-without its pooler, which come behind the attention and are missing from many checkpoints, and an
-encoder-decoder (T5) without its head. Of a model that reads images too, the part that reads text is
-probed. All others are refused by name.
+A causal language model and an encoder-decoder (T5) are loaded with their head. An encoder (BERT) is
+loaded without heads and without its pooler, which come behind the attention and are missing from
+many checkpoints. Of a model that reads images too, the part that reads text is probed. All others
+are refused by name.
 """
 
 import inspect
@@ -25,9 +25,10 @@ def loader(config: Any) -> tuple[Any, dict[str, Any]]:
         return transformers.AutoModel, {_WITHOUT_POOLER: False} if pools else {}
     foreign = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
     if getattr(config, "is_encoder_decoder", False):
+        # Those that are no model of their own join two others by a config.
         writes = type(config) in transformers.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
         if writes and type(config) in transformers.MODEL_MAPPING:
-            return transformers.AutoModel, {}
+            return transformers.AutoModelForSeq2SeqLM, {}
     elif foreign or type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         return transformers.AutoModelForCausalLM, {}
     elif type(config) in transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:

@@ -160,7 +160,7 @@ def load_model(
 ) -> LoadedModel:
     """Load a language model from the hub, a folder, a `.gguf` file, or the `builtin` one.
 
-    Causal language models come with their head, encoders (BERT) and encoder-decoders (T5) without.
+    Causal models and encoder-decoders come with their head, encoders (BERT) without.
 
     `name`: a path if it exists, begins with `.`, `/` or `~`, or ends in `.gguf`; a path never uses
     the network. Anything else is a hub id; `id@revision` chooses a branch, tag or commit.

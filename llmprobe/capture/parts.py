@@ -99,6 +99,10 @@ class Part(nn.Module):
         use_cache: bool = False,
         **options: Any,
     ) -> Any:
+        if attention_mask is None:  # some take a padding token in a prompt for padding
+            n_before = 0 if past_key_values is None else past_key_values.get_seq_length()
+            batch, length = input_ids.shape
+            attention_mask = input_ids.new_ones((batch, n_before + length))
         if self.part == "encoder":
             return self.get_encoder()(input_ids=input_ids, attention_mask=attention_mask, **options)
         options |= {"use_cache": use_cache}
@@ -111,8 +115,10 @@ class Part(nn.Module):
             )
         if past_key_values is not None and not isinstance(past_key_values, EncoderDecoderCache):
             past_key_values = EncoderDecoderCache(past_key_values, DynamicCache())
+        empty = self._one(self._token(_EMPTY), input_ids)
         return self.whole(
-            input_ids=self._one(self._token(_EMPTY), input_ids),
+            input_ids=empty,
+            encoder_outputs=self.get_encoder()(input_ids=empty),  # which knows no use_cache
             decoder_input_ids=input_ids,
             decoder_attention_mask=attention_mask,
             past_key_values=past_key_values,

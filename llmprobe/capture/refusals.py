@@ -155,7 +155,7 @@ def _explain(error: BaseException, place: Place, device: torch.device) -> str:
         (hub.HFValidationError, "is no local folder and cannot be a hub id; check the path"),
         (hub.LocalEntryNotFoundError, offline),
         (ConnectionError, offline),
-        (ImportError, f"needs a package that is not installed ({reason})"),  # GPTQ, AWQ
+        (ImportError, f"needs a package that is not installed ({reason})"),  # flash kernels
         (SafetensorError, f"has damaged or truncated weights ({reason}); get them again"),
     ]
     for cause in causes:

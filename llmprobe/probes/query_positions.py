@@ -60,8 +60,8 @@ def check_causal(
     """Refuse for an encoder what needs a model that predicts the next token."""
     if part is not None:
         raise UnsupportedModelError(
-            f"{name} is an encoder-decoder, which is probed without its head, so {what} has no "
-            "meaning; use the variance or the attention probe"
+            f"{name} is an encoder-decoder, which writes to a text and continues no prompt, so "
+            f"{what} has no meaning; use the variance or the attention probe"
         )
     if not all(layer.causal for layer in layers):
         raise UnsupportedModelError(

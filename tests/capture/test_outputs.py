@@ -7,6 +7,7 @@ import psutil
 import pytest
 import torch
 from devices import DEVICE
+from encoders import ENCODERS, encoder, plain
 from families import FAMILIES, batch, reference, tiny
 from torch import nn
 
@@ -41,6 +42,19 @@ def test_outputs_and_heads_equal_brute_force_and_change_no_logit(family):
         # What the projection makes of the heads is the output: no residual, nothing else in it.
         projection = model.get_submodule(layer.projection)
         check_close(projection(heads[layer.layer].flatten(-2)), outputs[layer.layer])
+
+
+@pytest.mark.parametrize("family", ENCODERS)
+def test_heads_and_rows_of_encoders_equal_brute_force(family):
+    model, tokens = encoder(family), torch.arange(3, 27).reshape(2, 12)
+    expected, weights = plain(family, tokens)
+    with capture_attention(model, at="heads") as heads:
+        model(tokens)
+    with capture_rows(model, positions=WANTED, weights=True) as rows:
+        model(tokens)
+    for layer in (0, 1):
+        check_close(heads[layer], expected[layer])
+        check_close(rows[layer].weights, weights[layer].transpose(1, 2)[:, WANTED])
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -188,13 +188,3 @@ def test_damaged_gguf_files_are_an_error(tmp_path):
     for rest in (b"", b"\3\0\0\0", b"\3\0\0\0" + b"\1" * 64, bytes(200)):
         (tmp_path / "x.gguf").write_bytes(b"GGUF" + rest)
         assert "damaged" in refusal(tmp_path / "x.gguf")
-
-
-@pytest.mark.parametrize("method", ["gptq", "awq"])
-def test_a_quantized_checkpoint_names_the_package_that_it_needs(llama, method):
-    config = json.loads((llama / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": method, "bits": 4, "group_size": 32}
-    (llama / "config.json").write_text(json.dumps(config))
-    text = refusal(llama)
-    assert "needs a package that is not installed" in text
-    assert "\n" not in text

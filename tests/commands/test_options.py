@@ -8,8 +8,10 @@ import pytest
 import typer
 
 from llmprobe.capture.outputs import AT
+from llmprobe.capture.parts import PARTS
+from llmprobe.capture.quantizing import QUANTIZED
 from llmprobe.cli import app
-from llmprobe.commands.options import choice, with_options
+from llmprobe.commands.options import LOADING, choice, with_options
 from llmprobe.probes.prompts import Prompts, check_kind
 from llmprobe.probes.request import BOS
 from llmprobe.synthetic.tasks import TASKS
@@ -42,6 +44,8 @@ def options_of(name: str) -> dict[str, Any]:
         ("variance", "at", AT),
         ("variance", "prompts", [n for n, kind in Prompts.kinds.items() if kind.is_drawn]),
         ("variance", "bos", BOS),
+        ("variance", "part", PARTS),
+        ("variance", "quantize", QUANTIZED),
         ("train_synthetic", "task", TASKS),
         ("train_synthetic", "preset", TASKS["argmax"].presets),
     ],
@@ -51,6 +55,11 @@ def test_choices_are_those_that_the_library_accepts(command, option, accepted):
     assert about.autocompletion() == list(accepted)
     shown = about.help if about.metavar == "NAME" else about.metavar
     assert all(re.search(rf"\b{name}\b", shown) for name in accepted)
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if "model" in options_of(name)])
+def test_every_command_that_loads_a_model_can_be_told_how(name):
+    assert LOADING.keys() <= options_of(name).keys()
 
 
 def test_the_choices_of_query_are_those_that_the_library_names():

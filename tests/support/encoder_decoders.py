@@ -141,7 +141,7 @@ ENCODER_DECODERS: dict[str, Family] = {
         | {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 0},
         {},
         "",
-        _NOT_FOUND | {"decoder": _OTHER_SHAPE, "cross": _NOT_FOUND["encoder"]},
+        dict.fromkeys(PARTS, _NOT_FOUND["encoder"]),
     ),
 }
 SERVED = [
@@ -208,11 +208,13 @@ def read(family: str, part: str, tokens: torch.Tensor) -> dict[str, torch.Tensor
     config = encoder_decoder(family).config
     start = getattr(config, "decoder_start_token_id", None)
     start = config.bos_token_id if start is None else start
-    one = tokens[:, :1]
+    one, every = tokens[:, :1], torch.ones_like(tokens)
     if part == "decoder":
         empty = torch.full_like(one, config.eos_token_id)
-        return {"input_ids": empty, "decoder_input_ids": tokens}
-    return {"input_ids": tokens, "decoder_input_ids": torch.full_like(one, start)}
+        read = {"decoder_input_ids": tokens, "decoder_attention_mask": every}
+        return {"input_ids": empty} | read
+    read = {"input_ids": tokens, "attention_mask": every}
+    return read | {"decoder_input_ids": torch.full_like(one, start)}
 
 
 def gather(family: str, part: str, prompts: Any, lengths: tuple[int, ...], at: str) -> np.ndarray:
