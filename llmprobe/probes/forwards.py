@@ -167,24 +167,26 @@ def find_types(
     """
     if prompts.n_prompts < _LEAST_PROMPTS:
         return None
-    n_types = _n_types(prompts)
-    if _LEAST_SAVED * n_types > n_tokens:
+    distinct = _distinct(prompts)
+    if _LEAST_SAVED * len(distinct) > n_tokens:
         return None
-    tokens = upload(prompts.batch([prompts.longest_one], prompts.longest), input_device(model))
+    device = input_device(model)
+    tokens = upload(prompts.batch([prompts.longest_one], prompts.longest), device)
     types = TokenTypes.found(model, layer, tokens[:, :_N_TRIED])
-    if types is None or n_types * types.row_bytes > _MOST_BYTES:
+    if types is None or len(distinct) * types.row_bytes > _MOST_BYTES:
         return None
-    last = tokens.shape[1] - 1
-    types.reserve(n_types)
-    return types if types.holds(layer, tokens, sorted({last // 4, last // 2, last})) else None
+    if not types.holds(layer, tokens):
+        return None
+    types.learn(upload(distinct, device))
+    return types
 
 
-def _n_types(prompts: Prompts) -> int:
-    """Distinct tokens in all prompts."""
+def _distinct(prompts: Prompts) -> Tensor:
+    """The tokens of all prompts, each one once."""
     seen = np.zeros(0, bool)
     for index in range(prompts.n_prompts):
         length = prompts.longest if prompts.sizes is None else prompts.sizes[index]
         tokens = prompts.batch([index], length).numpy()
         seen.resize(max(len(seen), int(tokens.max()) + 1), refcheck=False)
         seen[tokens] = True
-    return int(seen.sum())
+    return torch.from_numpy(seen.nonzero()[0])
