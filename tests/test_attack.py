@@ -330,7 +330,7 @@ def check_ropes(case):
     options = {"n_prompts": 4, "layers": None, "at": "heads"}
     fresh = copy.deepcopy(made)
     got = probe_variance(made, case["lengths"], **options)
-    with patched(request, prefixes_agree=lambda *_: False):
+    with patched(request, prefixes_agree=lambda *_, **__: False):
         expected = probe_variance(fresh, case["lengths"], **options)
     scale = np.sqrt(expected.global_variance)
     for name in ("component_std", "std_q25", "std_median", "std_q75", "global_mean"):

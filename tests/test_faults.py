@@ -157,7 +157,7 @@ loaded = load_model("builtin")
 # Whatever is allocated once.
 probe_variance(loaded, "16", n_prompts=2).save(f"{output}/first")
 # One pass per length, so that there is something to keep when the longest does not fit.
-request.prefixes_agree = lambda *args: False
+request.prefixes_agree = lambda *_, **__: False
 forward, seen = sweeps.forward, []
 sweeps.forward = lambda *args: seen.append([*args[1].shape, args[3]]) or forward(*args)
 for name, (lengths, n_prompts, room) in cases.items():

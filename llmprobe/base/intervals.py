@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import scipy  # its parts are imported when they are first used: showing results needs none
 from numpy.typing import ArrayLike, NDArray
-from scipy import special
 
 from llmprobe.base.jackknife import jackknife
 
@@ -221,7 +221,7 @@ def estimate(values: ArrayLike) -> Estimate:
     mean, sd = float(known.mean()), float(known.std(ddof=1))
     if sd <= _ROUNDING * np.abs(known).max():
         sd = 0.0
-    half = float(special.stdtrit(n - 1, 1 - LEVEL / 2)) * sd / n**0.5
+    half = float(scipy.special.stdtrit(n - 1, 1 - LEVEL / 2)) * sd / n**0.5
     return Estimate(mean, sd, mean - half, mean + half, n)
 
 
@@ -247,7 +247,7 @@ def proportion_estimate(values: ArrayLike) -> Estimate:
     n = len(known)
     if not n:
         return Estimate(np.nan, np.nan, np.nan, np.nan, 0)
-    share, z = float(known.mean()), float(special.ndtri(1 - LEVEL / 2))
+    share, z = float(known.mean()), float(scipy.special.ndtri(1 - LEVEL / 2))
     center = (share + z**2 / (2 * n)) / (1 + z**2 / n)
     half = z / (1 + z**2 / n) * (share * (1 - share) / n + z**2 / (4 * n**2)) ** 0.5
     sd = (share * (1 - share)) ** 0.5
@@ -279,7 +279,7 @@ def paired_p(difference: Estimate) -> float:
     if not difference.sd > 0:
         return np.nan
     t = difference.mean / (difference.sd / difference.n**0.5)
-    return float(2 * special.stdtr(difference.n - 1, -abs(t)))
+    return float(2 * scipy.special.stdtr(difference.n - 1, -abs(t)))
 
 
 def detectable(difference: Estimate, power: float = 0.8) -> float:
@@ -290,7 +290,7 @@ def detectable(difference: Estimate, power: float = 0.8) -> float:
     if not difference.n > 1:
         return np.nan
     df = difference.n - 1
-    factor = special.stdtrit(df, 1 - LEVEL / 2) + special.stdtrit(df, power)
+    factor = scipy.special.stdtrit(df, 1 - LEVEL / 2) + scipy.special.stdtrit(df, power)
     return float(factor) * difference.sd / difference.n**0.5
 
 
@@ -365,11 +365,11 @@ def magnitude(values: ArrayLike, errors: ArrayLike) -> Magnitude:
     if n < 2:
         return Magnitude(float(abs(x[0])) if n else np.nan, np.nan, np.nan, np.nan, np.nan, n)
     square = float((x**2).sum())
-    ends = (special.chdtri(n, side) for side in (LEVEL / 2, 1 - LEVEL / 2))
+    ends = (scipy.special.chdtri(n, side) for side in (LEVEL / 2, 1 - LEVEL / 2))
     low, high = (float(np.sqrt(square / end)) for end in ends)
     tested = bool((np.isfinite(e) & (e > 0)).all())
     noise = float(np.sqrt((e**2).mean())) if np.isfinite(e).all() else np.nan
-    p = float(special.chdtrc(n, ((x / e) ** 2).sum())) if tested else np.nan
+    p = float(scipy.special.chdtrc(n, ((x / e) ** 2).sum())) if tested else np.nan
     return Magnitude((square / n) ** 0.5, low, high, noise, p, n)
 
 

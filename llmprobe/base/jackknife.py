@@ -17,8 +17,8 @@ all. `docs/coverage.md` compares the ways and has the coverage.
 from dataclasses import dataclass
 
 import numpy as np
+import scipy  # its parts are imported when they are first used: showing results needs none
 from numpy.typing import ArrayLike, NDArray
-from scipy import special
 
 Array = NDArray[np.float64]
 _ENOUGH = 4
@@ -39,12 +39,12 @@ class Jackknifed:
 
     def ends(self, level: float = 0.95) -> tuple[Array, Array]:
         """Lower and upper end of the confidence interval."""
-        half = special.stdtrit(self.df, (1 + level) / 2) * self.se
+        half = scipy.special.stdtrit(self.df, (1 + level) / 2) * self.se
         return self.value - half, self.value + half
 
     def p_differs(self, other: ArrayLike = 0.0) -> Array:
         """Of the two-sided test that the number is `other`; NaN where nothing varies."""
-        return 2 * special.stdtr(self.df, -np.abs(self._t(np.asarray(other, np.float64))))
+        return 2 * scipy.special.stdtr(self.df, -np.abs(self._t(np.asarray(other, np.float64))))
 
     def p_within(self, center: ArrayLike, margin: float) -> Array:
         """Of the test that the number is `margin` or more away from `center` (two one-sided tests).
@@ -52,8 +52,8 @@ class Jackknifed:
         A small p says that it is nearer: the number is equivalent to `center`.
         """
         middle = np.asarray(center, np.float64)
-        below = special.stdtr(self.df, -self._t(middle - margin))
-        above = special.stdtr(self.df, self._t(middle + margin))
+        below = scipy.special.stdtr(self.df, -self._t(middle - margin))
+        above = scipy.special.stdtr(self.df, self._t(middle + margin))
         p: Array = np.maximum(below, above)
         return p
 

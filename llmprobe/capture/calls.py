@@ -100,7 +100,7 @@ class AttentionCall:
         n_queries, n_keys = self.query.shape[2], self.key.shape[2]
         if self.mask is not None:
             return _shown(self.mask[..., :n_keys]).sum(-1).clamp(min=1)
-        if not self._is_causal():
+        if not self.is_causal():
             return torch.full((1, 1, n_queries), n_keys, device=self.query.device)
         first = n_keys - n_queries + 1  # with a KV cache the first query sees the tokens in it
         return torch.arange(first, n_keys + 1, device=self.query.device)[None, None]
@@ -110,7 +110,7 @@ class AttentionCall:
         if self.query.shape[2] < 2 or self.key.shape[2] != self.query.shape[2]:
             return False
         if self.mask is None:
-            return not self._is_causal()
+            return not self.is_causal()
         shown = _shown(self.mask[..., : self.key.shape[2]])
         return bool(shown[..., -2:, -1][..., 0].any())  # one row may stand for all queries
 
@@ -140,15 +140,14 @@ class AttentionCall:
         bias = (self.bias * factor[..., None]).to(self.bias.dtype)
         return replace(self, query=query, options=self.options | {_BIAS: bias})
 
-    def _is_causal(self) -> bool:
+    def is_causal(self) -> bool:
+        """Whether queries see no later keys, if there is no mask that says so."""
         causal = self.options.get("is_causal")
         return bool(getattr(self.module, "is_causal", True) if causal is None else causal)
 
     def per_query(self) -> str | None:
-        """The name of an argument with one entry per query, or None.
-
-        Sparse attention passes its choice of keys in this way, but only to functions other than
-        sdpa and eager: here it would be ignored.
+        """The name of an argument with one entry per query, or None: sparse attention passes its
+        choice of keys so, but only to functions other than sdpa and eager, which ignore it.
         """
         given = (name for name in _PER_QUERY if self.options.get(name) is not None)
         return next((name for name in given if name != _BIAS or self.bias is None), None)
@@ -203,7 +202,7 @@ class AttentionCall:
         if self.mask is not None:
             mask = self.mask[..., :n_keys].expand(len(index), -1, -1, -1)
             return mask if mask.shape[2] == 1 else _take(mask, index)  # one row for all queries
-        if not self._is_causal():
+        if not self.is_causal():
             return None
         # With a KV cache the first query here is not the first token.
         last = index + (n_keys - n_queries)

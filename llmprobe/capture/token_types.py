@@ -35,6 +35,8 @@ from llmprobe.capture.wrapping import wrap_method
 
 _BLOCK = (16, 64)
 """Prompts and tokens of a forward that computes rows."""
+_N_HELD, _N_SAMPLED = 2048, 256
+"""Tokens of a prompt whose outputs are compared, and positions of all of it, about."""
 _EXACT, _ROUNDED = 2e-5, 0.05
 """Largest difference in a trial, relative to the root mean square of what is right."""
 
@@ -82,15 +84,34 @@ class TokenTypes:
             return None
         return types if _same(got, expected) else None
 
-    def holds(self, layer: AttentionLayer, tokens: Tensor, positions: list[int]) -> bool:
-        """Whether other prompts, which may be longer, give the same by types as without."""
-        expected, _ = _captured(self.model, layer, tokens, positions)
-        got, _ = _captured(self.model, layer, tokens, positions, self)
-        return _same(got, expected)
+    def holds(self, layer: AttentionLayer, tokens: Tensor) -> bool:
+        """Whether other prompts, which may be long, give the same by types as without.
 
-    def reserve(self, n_rows: int) -> None:
-        """Make room for so many tokens once the first of them is computed."""
-        self._capacity = n_rows
+        The outputs of their first tokens are compared. Of long prompts the module's input and its
+        projections tell as much for less: at some positions up to the last one.
+        """
+        first = tokens[:, :_N_HELD]
+        last = first.shape[1] - 1
+        positions = sorted({last // 4, last // 2, last})
+        expected, _ = _captured(self.model, layer, first, positions)
+        got, _ = _captured(self.model, layer, first, positions, self)
+        return _same(got, expected) and self._holds_at_some(tokens)
+
+    def _holds_at_some(self, tokens: Tensor) -> bool:
+        step = max(1, tokens.shape[1] // _N_SAMPLED)
+        some = torch.arange(tokens.shape[1] - 1, -1, -step, device=tokens.device)
+        with torch.inference_mode():
+            rows = self._rows(tokens[:, some])
+            inputs = self._input_of(tokens)[:, some]
+            pairs = [(self._input_of(tokens[:, some]), inputs)]
+            for child, table in zip(self._served, self._tables, strict=True):
+                pairs.append((table[rows], child(inputs)))
+        return all(_same(got, expected) for got, expected in pairs)
+
+    def learn(self, tokens: Tensor) -> None:
+        """Compute the rows of all that will be needed, (n,), in as few blocks as possible."""
+        self._capacity = self._n_rows + len(tokens)
+        self._rows(tokens)
 
     @property
     def row_bytes(self) -> int:
@@ -127,14 +148,17 @@ class TokenTypes:
 
         def serve(table: Tensor) -> Callable[..., Any]:
             def around(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-                if not owner.here() or not args or args[0] is not inputs:
+                part = _part_of(inputs, args) if owner.here() else None
+                if part is None:
                     return forward(*args, **kwargs)
-                return table[rows]
+                wanted = rows[:, part]
+                return table.index_select(0, wanted.flatten()).unflatten(0, wanted.shape)
 
             return around
 
         def refuse(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            if owner.here() and args and args[0] is inputs:
+            part = _part_of(inputs, args) if owner.here() else None
+            if part is not None and part.stop - part.start > 1:
                 raise NotServed("the queries of all positions are wanted")
             return forward(*args, **kwargs)
 
@@ -189,11 +213,10 @@ class TokenTypes:
         """The tokens' rows in the tables; those that are missing are computed."""
         with torch.inference_mode():
             here = tokens.cpu()  # the one wait for a device: which are new is found on the host
-            distinct = here.unique()
-            most = int(distinct[-1]) + 1
+            most = int(here.max()) + 1
             if most > len(self._row):
                 self._row = functional.pad(self._row, (0, most - len(self._row)), value=-1)
-            missing = distinct[self._row[distinct] < 0]
+            missing = here[self._row[here] < 0].unique()
             for block in missing.split(_BLOCK[0] * _BLOCK[1]) if len(missing) else ():
                 self._compute(block, tokens.device)
             return upload(self._row[here], tokens.device)
@@ -299,6 +322,19 @@ def _input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     found = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
     assert isinstance(found, Tensor)
     return found
+
+
+def _part_of(inputs: Tensor, args: tuple[Any, ...]) -> slice | None:
+    """Which positions of the inputs a child was given, if it was given some of them."""
+    x: Any = args[0] if args else None
+    if x is inputs:
+        return slice(0, inputs.shape[1])
+    if not isinstance(x, Tensor) or x.device.type != "cpu":  # only a CPU works in slices
+        return None
+    start, rest = divmod(x.data_ptr() - inputs.data_ptr(), inputs.stride(1) * inputs.itemsize)
+    if x.stride() != inputs.stride() or rest or not 0 <= start <= inputs.shape[1] - x.shape[1]:
+        return None
+    return slice(start, start + x.shape[1])
 
 
 def _is_repeated(x: Any, tokens: Tensor) -> bool:

@@ -112,11 +112,14 @@ def print_result(result: "Result", folder: Path, table: Any) -> None:
 def draw_figures(result: "Result", folder: Path) -> None:
     """Draw the figures that a saved result lacks, or that are older than it."""
     saved = (folder / "result.json").stat().st_mtime_ns
+    formats = []
     for name in _figures(result):
         figure = folder / name
         drawn = figure.is_file() and not figure.is_symlink()
         if not drawn or figure.stat().st_mtime_ns < saved:
-            result.save_figure(figure)
+            formats.append(figure.suffix.removeprefix("."))
+    if formats:
+        result.save_figures(folder, formats=formats)
 
 
 def _figures(result: "Result") -> tuple[str, ...]:

@@ -35,15 +35,20 @@ _ROPE = re.compile("rope|rotary")
 
 
 def prefixes_agree(
-    model: nn.Module, prompts: Prompts, lengths: Sequence[int], layers: Sequence[AttentionLayer]
+    model: nn.Module,
+    prompts: Prompts,
+    lengths: Sequence[int],
+    layers: Sequence[AttentionLayer],
+    *,
+    together: bool = False,
 ) -> bool:
     """Whether prompts of these lengths give what they give in one pass over the longest one.
 
-    There they are its beginnings, or branches of it if they end in a fixed query. Compared at the
-    last token, as a sweep captures that. Unless the config names a threshold
-    between the lengths, the first layer of each type tells for long prompts, and all layers are
-    compared on short ones. Where the longest does not fit the memory, shorter ones are tried.
-    Attention for the last token alone has no beginning to compare.
+    There they are its beginnings, or branches of it if they end in a fixed query, which may run
+    `together`. Compared at the last token, as a sweep captures that. Unless the config names a
+    threshold between the lengths, the first layer of each type tells for long prompts, and all
+    layers are compared on short ones. Where the longest does not fit the memory, shorter ones are
+    tried. Attention for the last token alone has no beginning to compare.
     """
     if any(layer.last_only for layer in layers):
         return False
@@ -54,12 +59,12 @@ def prefixes_agree(
             return False
     shorter = lengths_to_check(lengths, bounds)
     if longest > _DEEP and not any(min(lengths) <= bound < longest for bound in bounds):
-        if not _prefixes_agree(model, prompts, layers, [_DEEP // 4], _DEEP):
+        if not _prefixes_agree(model, prompts, layers, [_DEEP // 4], _DEEP, together):
             return False
         layers = list({layer.type: layer for layer in reversed(layers)}.values())
     while True:
         try:
-            return _prefixes_agree(model, prompts, layers, shorter, longest)
+            return _prefixes_agree(model, prompts, layers, shorter, longest, together)
         except Exception as error:
             if not is_out_of_memory(error) or longest < 4:
                 raise
@@ -115,13 +120,14 @@ def _prefixes_agree(
     layers: Sequence[AttentionLayer],
     shorter: Sequence[int],
     longest: int,
+    together: bool,
 ) -> bool:
     # The short ones first: dynamic scaling remembers the longest prompt that it has seen.
     forget_lengths(model, prompts)
     lengths = sorted(shorter)
     if prompts.n_tail:
         try:
-            inside = _branches(model, prompts, layers, [*lengths, longest])
+            inside = _branches(model, prompts, layers, [*lengths, longest], together)
         except Exception as error:  # such a model has no cache that could be cut
             if is_out_of_memory(error):
                 raise
@@ -171,14 +177,20 @@ def _heads(
 
 
 def _branches(
-    model: nn.Module, prompts: Prompts, layers: Sequence[AttentionLayer], lengths: list[int]
+    model: nn.Module,
+    prompts: Prompts,
+    layers: Sequence[AttentionLayer],
+    lengths: list[int],
+    together: bool,
 ) -> list[Tensor]:
     """The same at the last token of each length, from one pass."""
     observe = partial(_observe, model, layers)
     with torch.inference_mode():
         longest = prompts.batch([prompts.longest_one], max(lengths))
         tokens = upload(longest, input_device(model))
-        parts = forward_branches(model, tokens, lengths, None, observe, n_tail=prompts.n_tail)
+        parts = forward_branches(
+            model, tokens, lengths, None, observe, n_tail=prompts.n_tail, together=together
+        )
     return _joined(parts, layers)
 
 

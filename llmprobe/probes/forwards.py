@@ -4,7 +4,8 @@ A fixed query stands at the end of every prompt, so a short prompt is no beginni
 but all of it besides the query is. `forward_branches` therefore runs the longest prompts once and
 keeps their keys and values. The query of each shorter length is then a branch: a token of its own
 that sees the keys of its prefix and itself. That is one pass over the longest prompts and one token
-more for each other length, in memory that grows linearly with the length.
+more for each other length, in memory that grows linearly with the length. Where a model allows it,
+all branches run `together` in one short forward, so that the weights are read once for all of them.
 
 If only the first attention is wanted, its projections may be those of token types, which
 `find_types` finds where it pays.
@@ -23,6 +24,7 @@ from transformers.cache_utils import DynamicLayer
 
 from llmprobe.base.transfers import upload
 from llmprobe.capture.discovery import AttentionLayer, input_device
+from llmprobe.capture.seen_keys import seeing
 from llmprobe.capture.token_types import TokenTypes
 from llmprobe.probes.prompts import Prompts
 
@@ -70,8 +72,9 @@ def forward_branches(
     types: TokenTypes | None = None,
     *,
     n_tail: int,
+    together: bool = False,
 ) -> list[Mapping[int, Any]]:
-    """Prompts of all lengths at their last token, one part for each length in ascending order.
+    """Prompts of all lengths at their last token, in parts of ascending lengths.
 
     A prompt of N tokens is the first N − `n_tail` of its longest one and then its last `n_tail`.
     """
@@ -83,12 +86,40 @@ def forward_branches(
     else:
         parts = _in_chunks(model, tokens, [longest - 1], chunk, observe, cache)
     tail = tokens[:, longest - n_tail :]
+    if together and shorter:
+        return [_together(model, tail, [n - n_tail for n in shorter], observe, cache), *parts]
     for length in reversed(shorter):
         _keep_first(cache, length - n_tail)
         with observe([-1]) as captured:
             model(tail, past_key_values=cache, use_cache=True)
         parts.append(captured)
     return parts[::-1]
+
+
+def _together(
+    model: nn.Module, tail: Tensor, prefixes: list[int], observe: Observe, cache: DynamicCache
+) -> Mapping[int, Any]:
+    """All branches in one forward, in ascending order of their prefixes."""
+    n_tail, device = tail.shape[1], tail.device
+    _keep_first(cache, prefixes[-1])  # what follows in the cache, no branch looks at
+    places = torch.cat([torch.arange(n, n + n_tail) for n in prefixes])
+    ends = [n * n_tail - 1 for n in range(1, len(prefixes) + 1)]
+    with seeing(model, _seen_by(prefixes, n_tail).to(device)), observe(ends) as captured:
+        model(
+            tail.repeat(1, len(prefixes)),
+            position_ids=upload(places, device).expand(len(tail), -1),
+            past_key_values=cache,
+            use_cache=True,
+        )
+    return captured
+
+
+def _seen_by(prefixes: list[int], n_tail: int) -> Tensor:
+    """Which keys each token of the branches sees, (tokens, keys): its prefix and its own branch."""
+    within = torch.ones(n_tail, n_tail, dtype=torch.bool).tril()
+    branches = torch.block_diag(*[within] * len(prefixes)).bool()
+    limits = torch.tensor(prefixes).repeat_interleave(n_tail)
+    return torch.cat([torch.arange(prefixes[-1]) < limits[:, None], branches], dim=1)
 
 
 def _in_chunks(
@@ -113,7 +144,8 @@ def _in_chunks(
 class _BranchingLayer(DynamicLayer):
     """Keys and values of the longest prompts; a branch is written over what follows its prefix.
 
-    So branches cost no copy of the keys, but must come in descending order of their lengths.
+    So branches cost no copy of the keys. One after another, they must come in descending order of
+    their lengths.
     """
 
     n_tokens = 0
@@ -127,9 +159,9 @@ class _BranchingLayer(DynamicLayer):
             self.dtype, self.device = key_states.dtype, key_states.device
             self.keys, self.values = key_states, value_states
             self.is_initialized = True
-        elif start == self.keys.shape[-2]:
-            self.keys = torch.cat([self.keys, key_states], dim=-2)
-            self.values = torch.cat([self.values, value_states], dim=-2)
+        elif end > self.keys.shape[-2]:
+            self.keys = torch.cat([self.keys[..., :start, :], key_states], dim=-2)
+            self.values = torch.cat([self.values[..., :start, :], value_states], dim=-2)
         else:
             self.keys[..., start:end, :] = key_states
             self.values[..., start:end, :] = value_states
@@ -167,24 +199,26 @@ def find_types(
     """
     if prompts.n_prompts < _LEAST_PROMPTS:
         return None
-    n_types = _n_types(prompts)
-    if _LEAST_SAVED * n_types > n_tokens:
+    distinct = _distinct(prompts)
+    if _LEAST_SAVED * len(distinct) > n_tokens:
         return None
-    tokens = upload(prompts.batch([prompts.longest_one], prompts.longest), input_device(model))
+    device = input_device(model)
+    tokens = upload(prompts.batch([prompts.longest_one], prompts.longest), device)
     types = TokenTypes.found(model, layer, tokens[:, :_N_TRIED])
-    if types is None or n_types * types.row_bytes > _MOST_BYTES:
+    if types is None or len(distinct) * types.row_bytes > _MOST_BYTES:
         return None
-    last = tokens.shape[1] - 1
-    types.reserve(n_types)
-    return types if types.holds(layer, tokens, sorted({last // 4, last // 2, last})) else None
+    if not types.holds(layer, tokens):
+        return None
+    types.learn(upload(distinct, device))
+    return types
 
 
-def _n_types(prompts: Prompts) -> int:
-    """Distinct tokens in all prompts."""
+def _distinct(prompts: Prompts) -> Tensor:
+    """The tokens of all prompts, each one once."""
     seen = np.zeros(0, bool)
     for index in range(prompts.n_prompts):
         length = prompts.longest if prompts.sizes is None else prompts.sizes[index]
         tokens = prompts.batch([index], length).numpy()
         seen.resize(max(len(seen), int(tokens.max()) + 1), refcheck=False)
         seen[tokens] = True
-    return int(seen.sum())
+    return torch.from_numpy(seen.nonzero()[0])

@@ -214,6 +214,7 @@ class _Work:
             probe.may_chunk,
             probe.forward,
             cache(probe.types),
+            ready.together,
         )
         self.total, self.done = plan.n_tokens, 0
         self.weights = sample_weights(ready.model)

@@ -146,6 +146,8 @@ class Prepared:
     """Where attention is measured: last, first, mean, or a number."""
     text_hash: str | None
     """Of the text that prompts are made of, or of all own prompts; a file's name would not tell."""
+    together: bool = False
+    """Whether branches run in one forward."""
 
     @property
     def model(self) -> nn.Module:
@@ -176,17 +178,25 @@ class Prepared:
 
 
 def prepare(
-    loaded: LoadedModel, asked: Request, *, chunk: int | None = None, branches: bool = False
+    loaded: LoadedModel,
+    asked: Request,
+    *,
+    chunk: int | None = None,
+    branches: bool = False,
+    together: bool = False,
 ) -> Prepared:
     """Choose layers, make prompts and plan the sweep, for a request that was checked.
 
-    `branches`: whether fixed queries may run as branches of the longest prompts.
+    `branches`: whether fixed queries may run as branches of the longest prompts; `together`: all of
+    them in one forward, where a branch's own keys are not at its own position.
     """
     with evaluating(loaded.model):
-        return _prepare(loaded, asked, chunk, branches)
+        return _prepare(loaded, asked, chunk, branches, together)
 
 
-def _prepare(loaded: LoadedModel, asked: Request, chunk: int | None, branches: bool) -> Prepared:
+def _prepare(
+    loaded: LoadedModel, asked: Request, chunk: int | None, branches: bool, together: bool
+) -> Prepared:
     wanted = parse_lengths(asked.lengths)
     check_positions(loaded, wanted)
     chosen = choose_layers(attention_layers(loaded.model), asked.layers)
@@ -220,9 +230,11 @@ def _prepare(loaded: LoadedModel, asked: Request, chunk: int | None, branches: b
         prompt_set.warnings += (f"{n_marks:,} marks of WikiText (<unk>, @-@) were left out",)
     _check_different(prompt_set)
     share_beginnings = prompt_set.prefix_consistent or (branches and prompt_set.n_tail > 0)
-    agree = len(wanted) == 1 or (
-        causal and share_beginnings and prefixes_agree(loaded.model, prompt_set, wanted, chosen)
-    )
+    several = len(wanted) > 1 and causal and share_beginnings
+    compared = (loaded.model, prompt_set, wanted, chosen)
+    together = several and together and prompt_set.n_tail > 0
+    together = together and prefixes_agree(*compared, together=True)
+    agree = len(wanted) == 1 or together or (several and prefixes_agree(*compared))
     if chunk is not None and not causal:
         raise ValueError(f"chunk: {loaded.name} is an encoder, which sees all tokens at once")
     if chunk is not None and not chunks_agree(loaded.model, prompt_set, chosen):
@@ -244,6 +256,7 @@ def _prepare(loaded: LoadedModel, asked: Request, chunk: int | None, branches: b
         lengths=wanted,
         prompts=prompt_set,
         plan=plan,
+        together=together,
         warnings=tuple(_warnings(loaded, chosen, wanted, prompt_set, agree)),
         provenance=Provenance.record(
             model=loaded.name,

@@ -188,6 +188,8 @@ class Sweep:
     """Runs a batch, with the arguments of `forwards.forward`, which does it if None."""
     types: Callable[[], TokenTypes | None] = lambda: None
     """Asked before a batch is run: how the first attention may be computed by token types."""
+    together: bool = False
+    """Whether all branches run in one forward."""
     _length: list[int] = field(default_factory=list, init=False)
     """Of the last piece: before another one the model has to forget it."""
 
@@ -252,7 +254,14 @@ class Sweep:
         n_tail, types = self.prompts.n_tail, self.types() if chunk is None else None
         if n_tail and len(lengths) > 1:
             return forward_branches(
-                self.model, tokens, lengths, chunk, self.observe, types, n_tail=n_tail
+                self.model,
+                tokens,
+                lengths,
+                chunk,
+                self.observe,
+                types,
+                n_tail=n_tail,
+                together=self.together,
             )
         return forward(self.model, tokens, positions, chunk, self.observe, types)
 

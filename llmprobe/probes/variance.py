@@ -198,7 +198,9 @@ class VarianceProbe(Probe):
     branches = True
 
     def __init__(self, loaded: LoadedModel, asked: VarianceRequest) -> None:
-        self.ready = ready = prepare(loaded, asked, chunk=asked.chunk, branches=self.branches)
+        self.ready = ready = prepare(
+            loaded, asked, chunk=asked.chunk, branches=self.branches, together=True
+        )
         self.at = asked.at
         n_queries = len(ready.prompts.query_tokens)
         self.n_groups = n_queries if n_queries > 1 else N_GROUPS

@@ -277,8 +277,11 @@ class Result(ABC):
         self, folder: str | os.PathLike[str], *, formats: Sequence[str] = ("png", "pdf")
     ) -> list[Path]:
         """Write the default figure into a folder, in several formats, named after the kind."""
-        target = as_path("folder", folder)
-        return [self.save_figure(target / f"{self.kind}.{ending}") for ending in formats]
+        from llmprobe.results.figures.style import write_figure
+
+        paths = [as_path("folder", folder) / f"{self.kind}.{ending}" for ending in formats]
+        write_figure(self.plot(), *paths)
+        return paths
 
     def _write(self, folder: Path, *, also: Also) -> None:
         also(folder)

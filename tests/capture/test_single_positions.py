@@ -6,6 +6,7 @@ from contextlib import ExitStack
 import pytest
 import torch
 from families import FAMILIES, batch, tiny
+from slicing import in_slices
 from torch import nn
 
 from llmprobe import attention_layers, capture_attention
@@ -20,6 +21,8 @@ RUN_AS_A_WHOLE = (
 """Families whose attention gets tensors that cannot be cut to some positions."""
 WITH_ALL_QUERIES = ("gpt2", "gpt_neox", "gpt_bigcode", "opt", "phi3", "stablelm", "qwen3_next")
 """Families that are cut, but where no child makes the queries alone: all of them are computed."""
+WITH_A_MASK = ("gpt2", "gemma2", "mistral", "gpt_oss")
+"""Families whose deepest attention gets a mask, as for a window: it is not cut into slices."""
 WITH_FEW_QUERIES = [f for f in FAMILIES if f not in (*RUN_AS_A_WHOLE, *WITH_ALL_QUERIES)]
 
 
@@ -90,6 +93,30 @@ def test_no_child_is_taken_for_the_queries_that_makes_anything_else(family):
         handle.remove()
         model(**inputs, use_cache=False)
     assert all(torch.equal(a, b) for a, b in zip(*seen, strict=True))
+
+
+@pytest.mark.parametrize("family", [*WITH_ALL_QUERIES, *WITH_FEW_QUERIES])
+def test_slices_of_positions_and_prefixes_give_the_same(family, monkeypatch):
+    model, tokens = tiny(family), batch(family, (40, 40))["input_ids"]
+    shown, sizes = FewPositions._shown, []
+
+    def counting(few, forward, arguments):
+        sizes.append(arguments["hidden_states"].shape[1])
+        return shown(few, forward, arguments)
+
+    def heads():
+        capture = capture_attention(model, positions=[1, 20, 27, -1], at="heads", stop=True)
+        with torch.inference_mode(), capture:
+            model(tokens, use_cache=False)
+        return capture[-1]
+
+    expected = heads()
+    monkeypatch.setattr(FewPositions, "_shown", counting)
+    with in_slices(deepest(model), 2 * 7):
+        got = heads()
+    assert sizes == ([40] if family in WITH_A_MASK else [7, 7, 7, 7, 7, 5])
+    error, scale = ((x.square().mean().sqrt()) for x in (got - expected, expected))
+    assert error <= 1e-6 * scale
 
 
 def test_a_module_that_cannot_be_cut_runs_as_a_whole():

@@ -127,7 +127,7 @@ def assert_close(got, expected):
 def alone(monkeypatch, model, lengths, probe=probe_variance, **options):
     """The reference: one pass per length, of a model that has seen nothing before."""
     with monkeypatch.context() as patch:
-        patch.setattr(request, "prefixes_agree", lambda *args: False)
+        patch.setattr(request, "prefixes_agree", lambda *_, **__: False)
         return numbers(probe(copy.deepcopy(model), lengths, layers=None, n_prompts=4, **options))
 
 

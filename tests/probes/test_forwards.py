@@ -20,6 +20,12 @@ LENGTHS = (4, 9, 40)
 WITHOUT_BRANCHES = ("glm_moe_dsa", "lfm2", "jamba", "qwen3_next")
 """Families with a state that cannot be cut to a prefix, or a cache that only they know."""
 
+ONE_BY_ONE = (
+    *("gemma2", "gemma3_text", "mistral", "cohere2", "gpt_oss", "olmo3", "llama4_text"),
+    *("bloom", "falcon", "mpt", "gptj", "codegen", "gpt_neo", "xglm"),
+)
+"""Families whose branches cannot run together: windows, or attention that takes no mask of ours."""
+
 
 def prompts_for(lengths=LENGTHS, n=3):
     return make_prompts(
@@ -27,7 +33,7 @@ def prompts_for(lengths=LENGTHS, n=3):
     )
 
 
-def both_ways(model, prompts, *, chunk=None):
+def both_ways(model, prompts, *, chunk=None, together=False):
     """Head outputs by layer of all lengths, from branches and from one pass per length."""
     every = range(prompts.n_prompts)
 
@@ -36,7 +42,9 @@ def both_ways(model, prompts, *, chunk=None):
 
     with torch.inference_mode():
         tokens = prompts.batch(every, max(LENGTHS)).to(DEVICE)
-        parts = forward_branches(model, tokens, LENGTHS, chunk, observe, n_tail=prompts.n_tail)
+        parts = forward_branches(
+            model, tokens, LENGTHS, chunk, observe, n_tail=prompts.n_tail, together=together
+        )
         alone = [
             forward(model, prompts.batch(every, n).to(DEVICE), [n - 1], None, observe)[0]
             for n in LENGTHS
@@ -55,9 +63,46 @@ def test_branches_give_what_each_length_gives_alone_or_are_refused(family):
         torch.testing.assert_close(got, expected, atol=5e-6 * scale, rtol=0)
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "mistral"])
-def test_branches_grow_out_of_chunks_too(family):
-    for got, expected in both_ways(tiny(family), prompts_for(), chunk=11):
+@pytest.mark.parametrize("family", FAMILIES)
+def test_branches_together_give_what_each_length_gives_alone_or_are_refused(family):
+    model, prompts = tiny(family), prompts_for()
+    agree = prefixes_agree(model, prompts, LENGTHS, attention_layers(model), together=True)
+    assert agree == (family not in (*WITHOUT_BRANCHES, *ONE_BY_ONE))
+    for got, expected in both_ways(model, prompts, together=True) if agree else ():
+        scale = expected.square().mean().sqrt().item()
+        torch.testing.assert_close(got, expected, atol=5e-6 * scale, rtol=0)
+
+
+@pytest.mark.parametrize("lengths", [(4, 9, 40), (38, 39, 40), (39, 40)])
+@pytest.mark.parametrize("n_tail", [1, 3])
+def test_branches_together_see_their_prefix_and_themselves(lengths, n_tail):
+    """Close lengths too, whose branches need more room than follows the prefix in the cache."""
+    model, whole = tiny("llama"), tokens_of(40)
+
+    def observe(positions):
+        return capture_attention(model, positions=positions, at="heads", stop=True)
+
+    with torch.inference_mode():
+        parts = forward_branches(model, whole, lengths, None, observe, n_tail=n_tail, together=True)
+        alone = []
+        for n in lengths:
+            tokens = torch.cat([whole[:, : n - n_tail], whole[:, -n_tail:]], 1)
+            alone += forward(model, tokens, [n - 1], None, observe)
+    assert len(parts) == 2
+    for layer in attention_layers(model):
+        got, expected = (torch.cat([x[layer.layer] for x in y], 1) for y in (parts, alone))
+        torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+
+
+def tokens_of(length):
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(3, 97, (2, length), generator=generator).to(DEVICE)
+
+
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3"])
+def test_branches_grow_out_of_chunks_too(family, together):
+    for got, expected in both_ways(tiny(family), prompts_for(), chunk=11, together=together):
         torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
 
 
@@ -66,7 +111,7 @@ def test_branches_grow_out_of_chunks_too(family):
 def test_a_probe_has_the_numbers_of_one_pass_per_length(probe, family, monkeypatch):
     options = {"layers": None, "n_prompts": 6, "query": "fixed", "n_queries": 2}
     one_pass = probe(tiny(family), LENGTHS, **options).to_frame()
-    monkeypatch.setattr(request, "prefixes_agree", lambda *_: False)
+    monkeypatch.setattr(request, "prefixes_agree", lambda *_, **__: False)
     per_length = probe(tiny(family), LENGTHS, **options).to_frame()
     assert not one_pass.equals(per_length)  # they differ by rounding, so both ways were taken
     pd.testing.assert_frame_equal(one_pass, per_length, rtol=1e-3, atol=1e-5)
@@ -76,7 +121,7 @@ def test_own_prompts_of_different_sizes_branch_as_far_as_they_reach(monkeypatch)
     rows = [[(7 * i + 3 * j) % 90 + 3 for j in range(n)] for i, n in enumerate((50, 50, 12, 12))]
     options = {"prompts": rows, "query": "id:5"}
     one_pass = probe_variance(tiny("llama"), LENGTHS, **options).to_frame()
-    monkeypatch.setattr(request, "prefixes_agree", lambda *_: False)
+    monkeypatch.setattr(request, "prefixes_agree", lambda *_, **__: False)
     per_length = probe_variance(tiny("llama"), LENGTHS, **options).to_frame()
     pd.testing.assert_frame_equal(one_pass, per_length, rtol=1e-3, atol=1e-5)
 

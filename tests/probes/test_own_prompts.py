@@ -83,7 +83,7 @@ def test_every_prompt_is_once_at_each_length_that_it_has(sizes, one_pass):
 def test_one_pass_gives_what_one_pass_per_length_gives(monkeypatch):
     model, rows = tiny("llama").double(), ragged(24)
     one = probe_variance(model, LENGTHS, prompts=rows)
-    monkeypatch.setattr("llmprobe.probes.request.prefixes_agree", lambda *_: False)
+    monkeypatch.setattr("llmprobe.probes.request.prefixes_agree", lambda *_, **__: False)
     many = probe_variance(model, LENGTHS, prompts=rows)
     np.testing.assert_allclose(one.std_median, many.std_median, rtol=1e-9)
     assert (one.n_prompts == many.n_prompts).all()

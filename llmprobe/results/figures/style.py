@@ -17,6 +17,7 @@ import pandas as pd
 from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
@@ -29,6 +30,8 @@ COLUMN_WIDTH = 3.5
 MAX_LABELED = 10
 """More series are drawn as a bundle, with three of them named."""
 MAX_PANELS = 8
+_DPI = 200
+"""Of figures that are written."""
 _NARROW = 50
 """A log axis that spans less, from its lowest to its highest number, has plain numbers."""
 # Those of seaborn, which takes longer to import than most figures to draw: it brings scipy.stats.
@@ -229,25 +232,32 @@ def prompts_of(frame: pd.DataFrame) -> str:
     return f"{low}" if low == high else f"{low} to {high}"
 
 
-def write_figure(axes: Any, path: Path, *, width: float | None = None) -> None:
-    """Write the figure that Axes are in to a file and close it; `width` is in inches.
+def write_figure(axes: Any, *paths: Path, width: float | None = None) -> None:
+    """Write the figure that Axes are in to files and close it; `width` is in inches.
 
-    The file is written next to its place and renamed: it is whole or not there, and a link at its
+    A file is written next to its place and renamed: it is whole or not there, and a link at its
     place is replaced, not followed.
     """
-    with replacing(path) as file:
-        write_image(axes, file, form=path.suffix.removeprefix(".") or None, width=width)
+    with _written(axes, width=width) as figure:
+        for path in paths:
+            with replacing(path) as file:
+                figure.savefig(file, dpi=_DPI, format=path.suffix.removeprefix(".") or None)
 
 
-def write_image(
-    axes: Any, file: BinaryIO, *, form: str | None = "png", width: float | None = None
-) -> None:
-    """Write the figure that Axes are in to an open file and close it."""
+def write_image(axes: Any, file: BinaryIO) -> None:
+    """Write the figure that Axes are in to an open file, as PNG, and close it."""
+    with _written(axes) as figure:
+        figure.savefig(file, dpi=_DPI, format="png")
+
+
+@contextmanager
+def _written(axes: Any, *, width: float | None = None) -> Iterator[Figure]:
+    """The figure that Axes are in; it is closed behind the block."""
     figure = np.atleast_1d(axes).ravel()[0].get_figure(root=True)
     if width is not None:
         figure.set_size_inches(width, width * figure.get_figheight() / figure.get_figwidth())
     try:
-        figure.savefig(file, dpi=200, format=form)
+        yield figure
     finally:
         plt.close(figure)
 
