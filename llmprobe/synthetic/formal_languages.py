@@ -191,7 +191,19 @@ class CounterTask(_CounterTask):
 
 
 class Counter3Task(_CounterTask):
-    """Words aⁿbⁿcⁿ, one after another: as many b, and then as many c, as a came."""
+    """Words aⁿbⁿcⁿ, one after another: as many b, and then as many c, as a came.
+
+    >>> task = Counter3Task(vocab=3)
+    >>> tokens = torch.tensor([[task.words.index(word) for word in "a0 a0 b b c c a0".split()]])
+    >>> for allowed in task.allowed(tokens)[0]:
+    ...     print(*(word for word, may in zip(task.words, allowed, strict=True) if may))
+    a0 b
+    a0 b
+    b
+    c
+    c
+    a0
+    """
 
     name = "counter-3"
     stages = 3
@@ -224,7 +236,15 @@ TOMITA = (
 
 
 class _TomitaTask(_Language):
-    """A language of Tomita; `.` may come wherever the word so far is in it."""
+    """A language of Tomita; `.` may come wherever the word so far is in it.
+
+    >>> task = SequenceTask.named("tomita-2")  # (10)*
+    >>> for allowed in task.allowed(torch.tensor([[1, 0, 2, 1]]))[0]:  # 1 0 . 1
+    ...     print(*(word for word, may in zip(task.words, allowed, strict=True) if may))
+    0
+    1 .
+    1 .
+    """
 
     words = ("0", "1", ".")
     vocab = len(words)

@@ -147,28 +147,28 @@ class SparseParityTask(AnswerTask):
 
 
 class SparseParity6Task(SparseParityTask):
-    """The same with 6 marked bits."""
+    """Is the number of ones among 6 marked bits odd?"""
 
     name = "sparse-parity-6"
     k = 6
 
 
 class SparseParity8Task(SparseParityTask):
-    """The same with 8 marked bits."""
+    """Is the number of ones among 8 marked bits odd?"""
 
     name = "sparse-parity-8"
     k = 8
 
 
 class SparseParity10Task(SparseParityTask):
-    """The same with 10 marked bits."""
+    """Is the number of ones among 10 marked bits odd?"""
 
     name = "sparse-parity-10"
     k = 10
 
 
 class SparseParity12Task(SparseParityTask):
-    """The same with 12 marked bits."""
+    """Is the number of ones among 12 marked bits odd?"""
 
     name = "sparse-parity-12"
     k = 12
