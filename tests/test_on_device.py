@@ -230,6 +230,15 @@ def test_the_lab_gives_the_numbers_of_the_cpu():
     np.testing.assert_allclose(numbers(moved), numbers(here), rtol=1e-5, atol=1e-6)
 
 
+def test_decoders_with_all_kinds_of_positions_give_the_numbers_of_the_cpu():
+    options = {"seeds": 2, "steps": 2, "width": 8, "heads": 2, "layers": 1, "batch": 2, "sets": 2}
+    variants = "alibi+sparse-random,xpos+entmax,fire+randomized,predicted,nope+calibrated"
+    options |= {"train_lengths": "1..3", "lengths": "2,4", "context": 12}
+    here, moved = (train_synthetic("copy", variants, device=d, **options) for d in ("cpu", "sim"))
+    np.testing.assert_allclose(moved.loss, here.loss, rtol=1e-5)
+    np.testing.assert_allclose(moved.token_accuracy, here.token_accuracy, rtol=1e-5, atol=1e-6)
+
+
 # ---------------------------------------------------------------- several devices
 
 
