@@ -150,7 +150,9 @@ def test_the_command_line_names_the_part(tmp_path, monkeypatch):
 
 
 def test_what_needs_a_head_is_refused():
-    with pytest.raises(UnsupportedModelError, match=r"is an encoder-decoder, .* the loss has no"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"T5Model is an encoder-decoder, .* the loss has"
+    ):
         probe_loss(encoder_decoder("t5"), "4,8", prompts="random", n_prompts=4)
     with pytest.raises(ValueError, match="no encoder-decoder and has one attention"):
         probe_variance("builtin", "4,8", n_prompts=4, part="cross")
