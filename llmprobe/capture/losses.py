@@ -210,8 +210,8 @@ def _with_hidden(output: Any, part: slice) -> Any:
 
 def _no_head(model: nn.Module) -> UnsupportedModelError:
     return UnsupportedModelError(
-        f"{type(whole_of(model)).__name__} predicts no tokens: it gives no logits behind its layers; load it "
-        "with its language model head (AutoModelForCausalLM)"
+        f"{type(whole_of(model)).__name__} predicts no tokens: it gives no logits behind its "
+        "layers; load it with its language model head (AutoModelForCausalLM)"
     )
 
 
