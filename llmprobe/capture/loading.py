@@ -48,7 +48,7 @@ from llmprobe.capture.contents import (
 )
 from llmprobe.capture.gguf_files import count_gguf, gguf_values, quick_gguf
 from llmprobe.capture.kinds import empty_model, loader
-from llmprobe.capture.parts import Part, check_part, part_of
+from llmprobe.capture.parts import Part, check_part, part_of, whole_of
 from llmprobe.capture.quantizing import check_package, check_quantize, running_quantized
 from llmprobe.capture.quantizing import quantize as quantize_model
 from llmprobe.capture.refusals import (
@@ -120,7 +120,7 @@ class LoadedModel:
         return cls(
             model=model,
             tokenizer=tokenizer,
-            name=name or type(model).__name__,
+            name=name or type(whole_of(model)).__name__,
             revision=revision,
             dtype=str(weight.dtype).removeprefix("torch."),
             device=weight.device.type,

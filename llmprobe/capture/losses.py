@@ -29,6 +29,7 @@ from llmprobe.base.transfers import upload
 from llmprobe.capture.calls import Owner
 from llmprobe.capture.discovery import attention_layers, decoder_of, input_device
 from llmprobe.capture.loading import AnyModel, module_of
+from llmprobe.capture.parts import whole_of
 from llmprobe.capture.wrapping import check_plain, wrap_method
 from llmprobe.errors import UnsupportedModelError
 
@@ -209,8 +210,8 @@ def _with_hidden(output: Any, part: slice) -> Any:
 
 def _no_head(model: nn.Module) -> UnsupportedModelError:
     return UnsupportedModelError(
-        f"{type(model).__name__} predicts no tokens: it gives no logits behind its layers; load it "
-        "with its language model head (AutoModelForCausalLM)"
+        f"{type(whole_of(model)).__name__} predicts no tokens: it gives no logits behind its "
+        "layers; load it with its language model head (AutoModelForCausalLM)"
     )
 
 

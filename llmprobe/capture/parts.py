@@ -14,11 +14,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 from transformers import Cache, DynamicCache, EncoderDecoderCache
 
 PARTS = ("encoder", "decoder", "cross")
 _START = ("decoder_start_token_id", "bos_token_id", "pad_token_id")
 _EMPTY = ("eos_token_id", "pad_token_id")
+
+
+_without_padding = WeakTensorKeyDictionary()
+"""Masks that a part made: nobody has to look at their numbers, which may be on a GPU."""
+
+
+def shows_all(mask: Any) -> bool:
+    """True for a mask that a part made for prompts without one."""
+    return isinstance(mask, Tensor) and mask in _without_padding
 
 
 def check_part(part: str | None) -> None:
@@ -103,6 +113,7 @@ class Part(nn.Module):
             n_before = 0 if past_key_values is None else past_key_values.get_seq_length()
             batch, length = input_ids.shape
             attention_mask = input_ids.new_ones((batch, n_before + length))
+            _without_padding[attention_mask] = True
         if self.part == "encoder":
             return self.get_encoder()(input_ids=input_ids, attention_mask=attention_mask, **options)
         options |= {"use_cache": use_cache}

@@ -39,7 +39,7 @@ from llmprobe.capture.discovery import (
     whole_numbers,
 )
 from llmprobe.capture.loading import AnyModel, module_of
-from llmprobe.capture.parts import whole_of
+from llmprobe.capture.parts import shows_all, whole_of
 from llmprobe.capture.wrapping import wrap_method
 from llmprobe.errors import CaptureError
 
@@ -308,9 +308,10 @@ class Session(Mapping[int, T], Generic[T]):
                 f"positions: the padding is unknown, as the attention mask has shape "
                 f"{tuple(getattr(mask, 'shape', ()))}; give a mask of shape (batch, tokens)"
             )
-        self._mask = mask if _is_flat(mask) else None
+        self._mask = mask if _is_flat(mask) and not shows_all(mask) else None
         encoder_mask = given.get("encoder_attention_mask") if self.deepest.cross else None
-        self._encoder_mask = encoder_mask if isinstance(encoder_mask, Tensor) else None
+        known = isinstance(encoder_mask, Tensor) and not shows_all(encoder_mask)
+        self._encoder_mask = encoder_mask if known else None
         tokens = tokens_of(given)
         if self._generating:
             self._check_generated(given)

@@ -66,7 +66,7 @@ def test_captures_of_the_whole_model_equal_brute_force(family, part):
 
 
 @pytest.mark.parametrize(("family", "part"), SERVED)
-def test_a_part_reads_prompts_and_passes_the_check(family, part):
+def test_a_part_reads_prompts(family, part):
     model = part_of(encoder_decoder(family), part)
     layers = attention_layers(model)
     facts = ENCODER_DECODERS[family]
@@ -79,7 +79,12 @@ def test_a_part_reads_prompts_and_passes_the_check(family, part):
         assert model(tokens) is None
     for n in (0, 1):
         close(captured[n], expected.heads[n][:, -1:])
-    report = check_capture(model, length=16)
+
+
+@pytest.mark.parametrize("family", ["t5", "t5gemma", "bart", "mvp"])
+@pytest.mark.parametrize("part", PARTS)
+def test_parts_pass_the_check(family, part):
+    report = check_capture(encoder_decoder(family), part=part, length=16)
     assert report.passed, [line for line in report.checks if not line.passed]
 
 
@@ -146,6 +151,18 @@ def test_an_edit_of_another_part_is_another_model():
             digests.append(digest_model(part_of(model)))
             part_of(model, "cross")(torch.arange(3, 9)[None])
     assert digests[0] != digests[1]
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_nobody_waits_for_the_mask_of_a_prompt_without_padding(part):
+    model, tokens = part_of(encoder_decoder("bart"), part), torch.arange(3, 23)[None]
+    with capture_rows(model, positions=-1) as rows:
+        model(tokens)
+        assert rows._mask is None
+        assert rows._encoder_mask is None
+        model(tokens, attention_mask=torch.ones_like(tokens))
+        given = rows._encoder_mask if part == "cross" else rows._mask
+        assert given is not None
 
 
 def test_generate_is_captured_at_the_newest_token():
