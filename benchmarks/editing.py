@@ -48,7 +48,7 @@ def run(options: Options) -> Iterator[Finding]:
                 model.model(tokens, use_cache=False)
 
         with torch.inference_mode(), memory_kept():
-            rounds = 100 if options.full else 40
+            rounds = 100 if options.full else 20
             timing = alternate({"bare": bare, "edited": edited}, rounds=rounds, warm_up=2)
         ours, theirs = timing["edited"].times, timing["bare"].times
         ratios = np.divide(ours, theirs)

@@ -180,7 +180,7 @@ def fixed_queries(
             note=f"{n_prompts} prompts, lengths {given}, relative difference {difference:.0e}",
             equal=difference <= TOLERANCE,
         )
-        for tool in TOOLS:
+        for tool in TOOLS if options.full or len(lengths) < 10 else WITHOUT_LIMIT[:1]:
             if (reason := missing(tool)) is not None:
                 options.skip(reason)
                 continue

@@ -100,8 +100,28 @@ def all_layers(options: Options) -> Iterator[Finding]:
     full = options.full
     short = "16..8192" if full else "16..2048"
     plans = [
-        Plan("b", "smollm2", short, True, True, rounds=3, warm_up=full, patience=300, target=1.6),
-        Plan("b", "smollm2", short, True, False, rounds=2, warm_up=False, patience=300, target=2),
+        Plan(
+            "b",
+            "smollm2",
+            short,
+            True,
+            True,
+            rounds=3 if full else 2,
+            warm_up=full,
+            patience=300,
+            target=1.6,
+        ),
+        Plan(
+            "b",
+            "smollm2",
+            short,
+            True,
+            False,
+            rounds=2 if full else 1,
+            warm_up=False,
+            patience=300,
+            target=2,
+        ),
         Plan(
             "b",
             "llama_1b",

@@ -25,7 +25,9 @@ def seeing(model: nn.Module, shown: Tensor) -> Iterator[None]:
     """Let the queries of every forward in the block see these keys, in this thread and context."""
     layers = attention_layers(model)
     if not all(layer.interface for layer in layers):
-        raise UnsupportedModelError("this model's attention cannot be told which keys to see")
+        raise UnsupportedModelError(
+            f"{type(model).__name__} computes attention on its own, so its masks cannot be replaced"
+        )
     modules = [model.get_submodule(layer.path) for layer in layers]
 
     def edit(call: AttentionCall) -> AttentionCall:
