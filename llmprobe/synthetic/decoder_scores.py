@@ -89,19 +89,20 @@ def attention_entropy(
     The mean over layers, heads and up to `N_ENTROPY` sequences that have not ended.
     """
     device, seeds = next(network.parameters()).device, len(network.seeds)
-    at = torch.tensor(lengths, device=device) - 1
+    at = torch.tensor(lengths) - 1
+    there = upload(at, device)
     own = [
         draw_test_sequences(task, max(lengths), min(n, N_ENTROPY), seed=s) for s in network.seeds
     ]
     totals, counts = torch.zeros(2, seeds, len(lengths), dtype=torch.float64)
     with torch.inference_mode(), without_denormals(), _weights_seen(network) as rows:
         for drawn in zip(*own, strict=True):
-            for some in torch.stack(drawn).to(device).split(_ENTROPY_CHUNK, dim=1):
+            for some in torch.stack(drawn).split(_ENTROPY_CHUNK, dim=1):
                 flat = some.flatten(0, 1)
-                live = by_seed(task.allowed(flat)[:, at].any(dim=-1).cpu(), seeds)
                 rows.clear()
-                network(flat[:, :-1])
-                layers = [torch.special.entr(x[:, :, at]).sum(dim=-1).mean(dim=1) for x in rows]
+                network(upload(flat[:, :-1], device))
+                layers = [torch.special.entr(x[:, :, there]).sum(dim=-1).mean(dim=1) for x in rows]
+                live = by_seed(task.allowed(flat)[:, at].any(dim=-1), seeds)  # meanwhile
                 found = by_seed(torch.stack(layers).mean(dim=0).cpu().double(), seeds)
                 totals += torch.where(live, found, 0).sum(dim=1)
                 counts += live.sum(dim=1)
