@@ -131,7 +131,7 @@ def test_modules_that_compute_attention_themselves_are_told_apart():
 def _under(name, family):
     """What is captured and edited of a model with this attention function."""
     model = (encoder if family in ENCODERS else tiny)(family, name)
-    tokens = torch.arange(5, 29)[None]
+    tokens = torch.arange(5, 29, device=DEVICE)[None]
     with capture_attention(model, positions=[0, -1]) as outputs:
         model(tokens)
     with capture_rows(model, positions=[0, -1], weights=True) as rows:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from devices import DEVICE
 from families import COMMON
 from saved_models import make, make_tokenizer
 from transformers import AutoConfig, BertConfig, BertForMaskedLM, BertModel, LlamaConfig, T5Config
@@ -26,8 +27,8 @@ def test_encoders_are_loaded_without_heads_whatever_was_saved(kind, tmp_path):
     assert loaded.learned_positions == 24
     assert [layer.causal for layer in attention_layers(loaded)] == [False, False]
     body = saved if kind is BertModel else saved.bert
-    tokens = torch.arange(6)[None]
-    assert torch.equal(loaded.model(tokens)[0], body(tokens)[0])
+    tokens = torch.arange(6, device=DEVICE)[None]
+    assert torch.equal(loaded.model(tokens)[0], body.to(DEVICE)(tokens)[0])
 
 
 def test_an_encoder_begins_its_prompts_as_its_tokenizer_does(tmp_path):
@@ -109,7 +110,7 @@ def test_of_models_that_read_images_the_text_part_is_probed(family):
         if parameter.ndim >= 2:
             parameter.data.normal_(0, 0.2)
     assert sum(p.numel() for p in model.parameters()) < 200_000
-    layers = attention_layers(model)
+    layers = attention_layers(model.to(DEVICE))
     assert [layer.layer for layer in layers] == numbers
     assert all("vision" not in layer.path and layer.causal for layer in layers)
     report = check_capture(model, length=24)

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from devices import DEVICE
 from families import FAMILIES, tiny
 
 from llmprobe import attention_layers, capture_attention
@@ -21,7 +22,7 @@ POSITIONS = [3, 11, 29]
 
 def tokens_for(n=2, length=30, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    return torch.randint(3, 97, (n, length), generator=generator)
+    return torch.randint(3, 97, (n, length), generator=generator).to(DEVICE)
 
 
 def first(model):
@@ -71,7 +72,7 @@ def test_projections_run_once_for_each_distinct_token():
 def test_a_row_has_the_same_bits_whatever_was_computed_before():
     model = tiny("llama")
     whole, parts = (TokenTypes.found(model, first(model), tokens_for()) for _ in range(2))
-    every = torch.arange(3, 97)[None]
+    every = torch.arange(3, 97, device=DEVICE)[None]
     for start in range(0, 94, 7):
         parts._rows(every[:, start : start + 7].flip(1))
     rows = [types._rows(every) for types in (whole, parts)]
@@ -94,7 +95,7 @@ def spread(module, args, output):
 
 def later(module, args, output):
     """Depends on the position, but only beyond those of a short trial."""
-    return output + (torch.arange(output.shape[1]) >= 64)[:, None]
+    return output + (torch.arange(output.shape[1], device=output.device) >= 64)[:, None]
 
 
 def test_an_input_that_depends_on_other_tokens_is_found_out():

@@ -56,7 +56,7 @@ class PlainDecoder(nn.Module):
             layers=len(network.layers),
             value_size=values // network.heads,
             context=theirs["positions.weight"].shape[1] if "positions.weight" in theirs else 0,
-        ).to(theirs["embedding.weight"].dtype)
+        ).to(theirs["embedding.weight"])
         pairs = list(own.pairs())
         assert {name for name, _, _ in pairs} == theirs.keys()
         for name, parameter, turned in pairs:
@@ -130,7 +130,7 @@ class _Attention(nn.Module):
             q, k = self.q_proj(x)[..., features], self.k_proj(x)[..., features]
             if self.rotary:
                 q, k = turn(q), turn(k)
-            scores = torch.full((len(x), x.shape[1], x.shape[1]), -math.inf, dtype=x.dtype)
+            scores = x.new_full((len(x), x.shape[1], x.shape[1]), -math.inf)
             for query in range(x.shape[1]):
                 for key in range(query + 1):
                     product = (q[:, query] * k[:, key]).sum(dim=-1)
@@ -150,7 +150,7 @@ def turn(x: Tensor) -> Tensor:
     half = x.shape[-1] // 2
     turned = []
     for p in range(x.shape[1]):
-        rotation = torch.zeros(2 * half, 2 * half, dtype=x.dtype)
+        rotation = x.new_zeros(2 * half, 2 * half)
         for j in range(half):
             angle = p * 10_000 ** (-j / half)
             rotation[j, j] = rotation[j + half, j + half] = math.cos(angle)
