@@ -16,7 +16,7 @@ import pytest
 import simulated
 import torch
 from checkout import ROOT
-from devices import NOT_ELSEWHERE, NOT_SIMULATED, SUITES
+from devices import FILES, NOT_ELSEWHERE, NOT_SIMULATED, SUITES
 from families import batch, tiny
 
 from llmprobe import (
@@ -376,10 +376,20 @@ def test_memory_is_given_back_before_a_smaller_batch_is_tried():
     )
 
 
-def test_the_suites_of_a_device_are_named_in_the_makefile():
-    makefile = (ROOT / "Makefile").read_text()
-    assert "LLMPROBE_TEST_DEVICE=$(DEVICE)" in makefile
-    assert all(f"tests/{suite}" in makefile for suite in SUITES)
+def test_the_makefile_runs_the_suites_and_the_benchmark_on_a_device():
+    def commands(target):
+        asked = ["make", "-n", "-o", ".venv/.ready", target, "DEVICE=sim"]
+        return subprocess.run(asked, capture_output=True, text=True, cwd=ROOT, check=True).stdout
+
+    tests = commands("test")
+    assert "LLMPROBE_TEST_DEVICE=sim" in tests
+    files = [ROOT / word for word in tests.split() if word.startswith("tests/")]
+    assert {path.name for path in files if path.is_dir()} == set(SUITES)
+    assert {path.name for path in files if path.is_file()} == set(FILES)
+    assert "benchmarks/device.py --device sim --lengths" in commands("bench")
+
+
+def test_what_a_device_is_not_asked_is_named_by_tests_that_exist():
     every = [p.read_text() for p in (ROOT / "tests").rglob("test_*.py")]
     for name in NOT_ELSEWHERE | NOT_SIMULATED:  # a test that was renamed would not be skipped
         assert any(f"def {name}(" in text for text in every), name

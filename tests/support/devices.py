@@ -17,7 +17,8 @@ DEVICE = os.environ.get("LLMPROBE_TEST_DEVICE") or "cpu"
 KIND = DEVICE.split(":")[0]
 """The device without its number: `cuda` of `cuda:1`."""
 SUITES = ("base", "capture", "probes", "synthetic")
-"""Folders of tests that another device runs, and `test_simulated.py`, `test_on_device.py`."""
+FILES = ("test_simulated.py", "test_on_device.py")
+"""Folders and files of tests that another device runs."""
 NOT_ELSEWHERE = {
     "test_a_hundred_captures_leave_memory_flat_and_no_hook": "the memory is the host's",
     "test_accelerate_places_the_model_if_asked": "accelerate's plan is by what memory is free",
@@ -57,7 +58,7 @@ def why_not(name: str, path: Sequence[str]) -> str | None:
     """Why a test does not run on the device; None if it does."""
     if DEVICE == "cpu":
         return None
-    if not set(SUITES) & set(path) and path[-1] not in ("test_simulated.py", "test_on_device.py"):
+    if not set(SUITES) & set(path) and path[-1] not in FILES:
         return "it does not depend on the device"
     not_here = NOT_ELSEWHERE | (NOT_SIMULATED if DEVICE.startswith("sim") else {})
     return not_here.get(name)
