@@ -161,7 +161,7 @@ def test_captures_of_padded_prompts_are_those_of_the_cpu(family, side):
         of_rows = [getattr(rows[n], x).cpu() for n in rows for x in names]
         found.append([*(heads[n].cpu() for n in heads), *of_rows])
     for here, moved in zip(*found, strict=True):
-        torch.testing.assert_close(moved, here, rtol=1e-5, atol=1e-6, equal_nan=True)
+        torch.testing.assert_close(moved, here, rtol=1e-6, atol=1e-6, equal_nan=True)
 
 
 MOMENTS = LengthMoments((2, 8), torch.zeros(2, 4, 8), torch.tensor([1.0, 0.5])[:, None, None])
@@ -230,13 +230,13 @@ def test_a_training_is_that_of_the_cpu_and_waits_once_a_block(variant):
     assert seen.waits["upload"] <= len(list(here.network.parameters())) + len(averages)
     torch.testing.assert_close(moved.losses, here.losses, rtol=1e-6, atol=1e-6)
     for one, other in zip(here.network.parameters(), moved.network.parameters(), strict=True):
-        torch.testing.assert_close(other.detach().cpu(), one.detach(), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(other.detach().cpu(), one.detach(), rtol=1e-6, atol=1e-6)
 
 
 def test_the_lab_gives_the_numbers_of_the_cpu():
     options = {"seeds": 2, "steps": 4, "width": 8, "batch": 4, "lengths": "4,8", "sets": 8}
     here, moved = (train_synthetic("argmax", device=d, **options) for d in ("cpu", "sim"))
-    np.testing.assert_allclose(numbers(moved), numbers(here), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(numbers(moved), numbers(here), rtol=1e-6, atol=1e-6)
 
 
 def scores_of_sets(network):
@@ -265,7 +265,7 @@ def test_scores_of_the_lab_are_those_of_the_cpu_and_wait_for_no_layer(network, m
         found = measure(moved)
     assert seen.n_waits <= most
     for name, values in measure(network).items():
-        np.testing.assert_allclose(found[name], values, rtol=1e-5, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(found[name], values, rtol=1e-6, atol=1e-6, err_msg=name)
 
 
 # ---------------------------------------------------------------- several devices
