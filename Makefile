@@ -67,10 +67,11 @@ $(PEERS): pyproject.toml constraints.txt benchmarks/requirements.txt
 
 BENCH := .venv-peers/bin/python benchmarks/run.py $(if $(SMOLLM2),--smollm2 $(SMOLLM2))
 
-# DEVICE=cuda compares that device with the CPU instead, without the peers.
+# DEVICE=cuda compares that device with the CPU instead, without the peers. On the simulated device
+# times say nothing, so short prompts do.
 ifdef DEVICE
 bench: $(READY)
-	$(BIN)/python benchmarks/device.py --device $(DEVICE)
+	$(BIN)/python benchmarks/device.py --device $(DEVICE) $(if $(filter sim%,$(DEVICE)),--lengths 16..64 --prompts 8)
 else
 bench: $(PEERS)
 	$(BENCH)

@@ -11,6 +11,7 @@ differ from the CPU's by more than rounding explains.
 import argparse
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -28,12 +29,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--device", required=True, help="cuda, cuda:1, mps, xpu")
+    parser.add_argument("--device", required=True, help="cuda, cuda:1, mps, xpu, sim")
     parser.add_argument("--model", default="builtin", help="as llmprobe takes it")
     parser.add_argument("--lengths", default="16..1024")
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--dtype", default="float32", help="float32 is compared with the CPU")
     given = parser.parse_args()
+    if given.device.startswith("sim"):
+        start_simulated()
     device = resolve_device(given.device)
     loaded = load_model(given.model, device=device, dtype=given.dtype)
     ways = {
@@ -64,6 +67,14 @@ def main() -> None:
     print(f"slopes of {len(here)} heads: largest difference from the CPU {worst:.1e}")
     if not worst <= CLOSE[given.dtype]:
         sys.exit(f"slopes differ by {worst:.1e}, more than {CLOSE[given.dtype]:.0e}")
+
+
+def start_simulated() -> None:
+    """The device of the tests: its numbers are those of the CPU, and its times say nothing."""
+    sys.path.append(str(Path(__file__).parent.parent / "tests" / "support"))
+    import simulated
+
+    simulated.start()
 
 
 def synchronize(device: torch.device) -> None:

@@ -14,6 +14,7 @@ import runpy
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import cache as cached
 from pathlib import Path
 
@@ -21,7 +22,7 @@ import matplotlib.pyplot as plt
 import pytest
 import torch
 from checkout import ROOT
-from devices import why_not
+from devices import DEVICE, noting, what_computed, why_not
 from hypothesis import settings
 from samples import make_variance_result
 from saved_models import cache, kept, llama  # noqa: F401  # fixtures
@@ -45,6 +46,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         reason = why_not(item.name.partition("[")[0], item.path.parts)
         if reason is not None:
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(autouse=True)
+def _note_device(request: pytest.FixtureRequest) -> Iterator[None]:
+    with noting(request.path) if DEVICE.startswith("sim") else nullcontext():
+        yield
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if DEVICE.startswith("sim"):
+        terminalreporter.write_line(f"tests that computed on {DEVICE}: {what_computed()}")
 
 
 @pytest.fixture(autouse=True)

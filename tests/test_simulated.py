@@ -43,6 +43,7 @@ GOES_ON = {
     "from pinned memory": lambda x: X.pin_memory().to(x.device, non_blocking=True),
     "sorting": lambda x: (x.sort().values, x.topk(2)),
     "a slice": lambda x: x[1:, ::2].clone(),
+    "a shape in place": lambda x: x.clone().unsqueeze_(0).squeeze_(0) + x,
     "indices there": lambda x: x[torch.arange(2, device=x.device)],
 }
 

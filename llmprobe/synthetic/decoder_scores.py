@@ -93,17 +93,21 @@ def attention_entropy(
     The mean over layers, heads and up to `N_ENTROPY` sequences that have not ended.
     """
     device, seeds = next(network.parameters()).device, len(network.seeds)
-    at = torch.tensor(lengths, device=device) - 1
+    at = torch.tensor(lengths) - 1
+    there = upload(at, device)
     n = min(n, N_ENTROPY)
     totals, counts = torch.zeros(2, seeds, len(lengths), dtype=torch.float64)
     with torch.inference_mode(), without_denormals(), weights_seen(network) as rows:
         for drawn, places in _draw_tests(network, task, max(lengths), n):
             for some, where in _split(drawn, places, _ENTROPY_CHUNK):
-                flat = some.to(device).flatten(0, 1)
-                live = by_seed(task.allowed(flat)[:, at].any(dim=-1).cpu(), seeds)
+                flat = some.flatten(0, 1)
                 rows.clear()
-                network(flat[:, :-1], places=None if where is None else where.to(device))
-                layers = [entropy_of(x[:, :, at]).mean(dim=1) for x in rows]
+                network(
+                    upload(flat[:, :-1], device),
+                    places=None if where is None else upload(where, device),
+                )
+                layers = [entropy_of(x[:, :, there]).mean(dim=1) for x in rows]
+                live = by_seed(task.allowed(flat)[:, at].any(dim=-1), seeds)  # meanwhile
                 found = by_seed(torch.stack(layers).mean(dim=0).cpu().double(), seeds)
                 totals += torch.where(live, found, 0).sum(dim=1)
                 counts += live.sum(dim=1)

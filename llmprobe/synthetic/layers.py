@@ -70,9 +70,10 @@ class SeedNetwork(nn.Module):
     def member(self, index: int) -> Self:
         """The network of one seed, as a copy."""
         one = type(self)(seeds=(self.seeds[index],), **self._arguments)
-        one = one.to(next(self.parameters()))
-        one.load_state_dict({k: v[[index]] for k, v in self.state_dict().items()})
-        return one
+        # Assigned: to move the weights it began with would hold up a device for nothing.
+        own = {name: weight[index][None].clone() for name, weight in self.state_dict().items()}
+        one.load_state_dict(own, assign=True)
+        return one.to(next(self.parameters()))
 
 
 class SeedLinear(nn.Module):

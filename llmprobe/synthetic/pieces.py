@@ -93,9 +93,9 @@ def as_variant(training: Training, trained: Trained, variant: str) -> Any:
         raise CheckpointError(f"{variant}: its training kept no {average}; train with it as well")
     raw = trained.network
     weights: Mapping[str, Any] = raw.state_dict() if average is None else trained.averages[average]
-    network = training.new_network(variant)
+    network = training.new_network(variant).to(next(raw.parameters()).device)
     network.load_state_dict(weights)
-    return network.to(next(raw.parameters()).device).eval()
+    return network.eval()
 
 
 def _run_piece(

@@ -169,7 +169,7 @@ class SequenceTask(DecoderTask):
     def allowed(self, tokens: Tensor) -> Tensor:
         """What may follow each of the given tokens: (n, length + 1) to (n, length, vocab).
 
-        None where the sequence has ended.
+        None where the sequence has ended. Like `sample` it runs on the CPU.
         """
 
 

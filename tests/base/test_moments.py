@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from devices import DEVICE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,9 +19,13 @@ def normals(n=4096, features=5, seed=0):
     return np.random.default_rng(seed).normal(size=(n, features))
 
 
+def there(data):
+    return torch.as_tensor(data, device=DEVICE)
+
+
 def feed(accumulator, data, batch):
     for at in range(0, len(data), batch):
-        accumulator.update(data[at : at + batch])
+        accumulator.update(there(data[at : at + batch]))
     return accumulator
 
 
@@ -37,11 +42,11 @@ def check_equal(a, b, rtol=1e-12):
 def test_any_batching_gives_the_same(kind, cuts, seed):
     data = normals(60, 3, seed)
     data[seed, 1] = np.nan
-    whole = kind().update(data)
+    whole = kind().update(there(data))
     parts = kind()
     edges = [0, *sorted(cuts), 60]
     for low, high in itertools.pairwise(edges):
-        parts.update(data[low:high])
+        parts.update(there(data[low:high]))
     check_equal(whole, parts)
 
 
@@ -182,7 +187,7 @@ def test_moments_survive_a_large_offset(batch):
 @pytest.mark.slow
 def test_moments_survive_a_million_batches_of_one():
     data = normals(1_000_000, 2)
-    summary = feed(Moments(), torch.from_numpy(data), 1).summary()
+    summary = feed(Moments(), data, 1).summary()
     np.testing.assert_allclose(summary.variance / data.var(axis=0, ddof=1), 1, atol=1e-11)
 
 
@@ -197,7 +202,7 @@ def test_groups_total_and_leave_one_out():
     labels = [row // 5 for row in range(40)]
     groups = Groups(Moments)
     for at in range(0, 40, 7):
-        groups.update(data[at : at + 7], labels[at : at + 7])
+        groups.update(there(data[at : at + 7]), labels[at : at + 7])
     check_equal(groups.total(), Moments().update(data))
     kept = np.array(labels) != 3
     check_equal(groups.without(3), Moments().update(data[kept]))
@@ -220,8 +225,8 @@ def test_a_group_takes_its_rows_wherever_they_stand_in_a_batch():
 
 def test_groups_merge_and_round_trip():
     data = normals(40)
-    left = Groups(Moments).update(data[:20], [row // 8 for row in range(20)])
-    right = Groups(Moments).update(data[20:], [row // 8 for row in range(20, 40)])
+    left = Groups(Moments).update(there(data[:20]), [row // 8 for row in range(20)])
+    right = Groups(Moments).update(there(data[20:]), [row // 8 for row in range(20, 40)])
     joined = left.merge(right)
     check_equal(joined.total(), Moments().update(data))
     again = Groups.from_state(Moments, joined.state())

@@ -1,10 +1,13 @@
 """The registered attention functions change nothing, and single rows equal the whole."""
 
+import copy
+
 import pytest
 import torch
 from devices import DEVICE
 from encoders import ENCODERS, encoder
 from families import batch, tiny
+from torch.nn import functional
 from transformers import AttentionInterface
 
 from llmprobe import (
@@ -133,7 +136,7 @@ def test_modules_that_compute_attention_themselves_are_told_apart():
 def _under(name, family):
     """What is captured and edited of a model with this attention function."""
     model = (encoder if family in ENCODERS else tiny)(family, name)
-    tokens = torch.arange(5, 29)[None]
+    tokens = torch.arange(5, 29, device=DEVICE)[None]
     with capture_attention(model, positions=[0, -1]) as outputs:
         model(tokens)
     with capture_rows(model, positions=[0, -1], weights=True) as rows:
@@ -154,6 +157,43 @@ def test_rows_and_edits_are_the_same_under_each_attention_function(family):
 def test_kernels_for_gpus_are_refused_on_a_cpu():
     with pytest.raises(ModelLoadError, match="cannot run the attention 'flash_attention_2' on a C"):
         load_model("builtin", device="cpu", attn_implementation="flash_attention_2")
+
+
+@pytest.mark.parametrize("lengths", [(12, 12), (5, 12)], ids=["whole", "padded"])
+def test_under_a_flash_kernel_rows_and_edits_are_those_of_sdpa(lengths, monkeypatch):
+    """The kernel needs a GPU. A stand-in gets what transformers gives it: a mask of tokens."""
+    masks = []
+
+    def kernel(module, query, key, value, attention_mask, **options):
+        masks.append(attention_mask)
+        seen = torch.ones(query.shape[2], key.shape[2], dtype=bool, device=query.device).tril()
+        if attention_mask is not None:
+            seen = seen & attention_mask.bool()[:, None, None]
+        key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
+        output = functional.scaled_dot_product_attention(query, key, value, seen)
+        return output.transpose(1, 2), None
+
+    monkeypatch.setitem(AttentionInterface._global_mapping, "flash_attention_2", kernel)
+    inputs, found = batch("llama", lengths), {}
+    for name in ("flash_attention_2", "eager"):
+        model = copy.deepcopy(tiny("llama", "eager"))
+        model.config._attn_implementation = name
+        with capture_attention(model) as every:
+            model(**inputs, use_cache=False)
+        assert all(mask is None or mask.ndim == 2 for mask in masks)
+        n_calls = len(masks)
+        with capture_rows(model, positions=[0, -1], weights=True) as rows:
+            model(**inputs, use_cache=False)
+        colder = edit_attention(model, queries=scale_logits(2.0))
+        with colder, capture_attention(model, positions=-1) as edited:
+            model(**inputs, use_cache=False)
+        assert len(masks) == n_calls == 2  # of two layers, without rows and edits
+        assert model.config._attn_implementation == name
+        last = torch.tensor(lengths, device=DEVICE) - 1
+        outputs = every[1][torch.arange(2, device=DEVICE), last]
+        found[name] = outputs, rows[1].weights, edited[1]
+    for got, expected in zip(*found.values(), strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.slow  # flex attention is compiled: a minute on a CPU

@@ -386,7 +386,7 @@ MOMENTS = LengthMoments((2, 8), torch.ones(2, 4, 8), 2 * torch.ones(2, 4, 8))
 
 def test_an_edit_is_part_of_the_models_digest():
     model = no_positions()
-    inputs = {"input_ids": torch.arange(8)[None]}
+    inputs = {"input_ids": torch.arange(8, device=DEVICE)[None]}
     found = {"plain": digest_model(model)}
     threshold = {"low": 4, "high": 5}
     edits = {

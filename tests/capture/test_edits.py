@@ -152,9 +152,8 @@ def test_norms_are_given_back_and_can_be_kept(moments):
         got = heads_of(model, inputs)
     assert torch.equal(got[:, :4], plain[:, :4])
     torch.testing.assert_close(got[:, 4:].norm(dim=-1).cpu(), usual.expand(1, 8, -1))
-    torch.testing.assert_close(
-        torch.cosine_similarity(got, plain, dim=-1), torch.ones(plain.shape[:-1])
-    )
+    same = torch.cosine_similarity(got, plain, dim=-1)
+    torch.testing.assert_close(same, torch.ones_like(same))
     control = restore_moments({0: moments}, reference=4, keep_norm=True)
     with edit_attention(model, 0, outputs=control):
         kept = heads_of(model, inputs)

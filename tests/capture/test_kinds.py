@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from devices import DEVICE
 from other_kinds import OTHER_KINDS, WITH_IMAGES, path_of, plain, with_images
 from saved_models import make, make_tokenizer
 from transformers import AutoConfig, BertConfig, BertForMaskedLM, BertModel, LlamaConfig, T5Config
@@ -31,8 +32,8 @@ def test_encoders_are_loaded_without_heads_whatever_was_saved(kind, tmp_path):
     assert loaded.learned_positions == 24
     assert [layer.causal for layer in attention_layers(loaded)] == [False, False]
     body = saved if kind is BertModel else saved.bert
-    tokens = torch.arange(6)[None]
-    assert torch.equal(loaded.model(tokens)[0], body(tokens)[0])
+    tokens = torch.arange(6, device=DEVICE)[None]
+    assert torch.equal(loaded.model(tokens)[0], body.to(DEVICE)(tokens)[0])
 
 
 def test_an_encoder_begins_its_prompts_as_its_tokenizer_does(tmp_path):

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from devices import DEVICE
+from devices import DEVICE, KIND
 from families import FAMILIES, tiny
 
 from llmprobe import (
@@ -31,7 +31,7 @@ def plain(model, tokens=TOKENS):
 @pytest.fixture
 def narrow(monkeypatch):
     """Slices of a few positions."""
-    monkeypatch.setitem(module._SLICE, "cpu", 7 * 3 * 97)
+    monkeypatch.setitem(module._SLICE, KIND, 7 * 3 * 97)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -92,7 +92,7 @@ def test_nothing_stays_attached():
 
 def test_bfloat16_logits_are_widened_before_the_softmax():
     model = tiny("llama", seed=1)
-    half = type(model)(model.config).to(torch.bfloat16).eval()
+    half = type(model)(model.config).to(DEVICE, torch.bfloat16).eval()
     half.load_state_dict({k: v.to(torch.bfloat16) for k, v in model.state_dict().items()})
     found = token_losses(half, TOKENS)
     assert found.dtype == torch.float32

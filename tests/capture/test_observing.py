@@ -1,13 +1,14 @@
 """What attention modules do with a few tokens is seen as it is."""
 
 import torch
+from devices import DEVICE
 from encoders import encoder
 from families import tiny
 
 from llmprobe.capture.calls import can_listen
 from llmprobe.capture.observing import first_tensor, observe
 
-TOKENS = torch.arange(7)[None]
+TOKENS = torch.arange(7, device=DEVICE)[None]
 
 
 def look(model, modules):

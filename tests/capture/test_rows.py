@@ -92,7 +92,7 @@ def test_uniform_and_peaked_rows_have_the_entropies_they_must():
     uniform = torch.full((1, 1, 1, 8), 1 / 8)
     peaked = torch.eye(8)[None, None, 3:4]
     for weights, entropy, effective in [(uniform, torch.tensor(8.0).log(), 8), (peaked, 0, 1)]:
-        rows = Rows.of(weights, torch.tensor([0]), k=2, keep=False)
+        rows = Rows.of(weights.to(DEVICE), torch.tensor([0], device=DEVICE), k=2, keep=False)
         assert rows.entropy.item() == pytest.approx(float(entropy))
         assert rows.effective.item() == pytest.approx(effective)
 
@@ -113,7 +113,9 @@ def test_statistics_of_random_rows_equal_numpy(n_tokens):
     logits = logits.masked_fill(hidden, -np.inf)
     weights = 0.9 * logits.softmax(-1)  # a learned sink takes the rest
     for given in (logits, None):
-        rows = Rows.of(weights, torch.zeros(2, dtype=int), k=1, keep=False, logits=given)
+        there = None if given is None else given.to(DEVICE)
+        starts = torch.zeros(2, dtype=int, device=DEVICE)
+        rows = Rows.of(weights.to(DEVICE), starts, k=1, keep=False, logits=there)
         for prompt, head, position in np.ndindex(2, 3, 2):
             at = prompt, head, position
             row = prompt, position, head
@@ -167,8 +169,8 @@ def test_spread_and_lambda_know_logits_whose_weights_are_rounded_to_zero():
 
 def test_lambda_has_the_limits_it_must():
     def rows_of(logits):
-        logits = torch.tensor(logits)[None, None, None]
-        start = torch.tensor([0])
+        logits = torch.tensor(logits, device=DEVICE)[None, None, None]
+        start = torch.tensor([0], device=DEVICE)
         rows = Rows.of(logits.softmax(-1), start, k=1, keep=False, logits=logits)
         return rows.log_lambda.exp().item(), rows.spread.item(), rows.entropy_share.item()
 
@@ -247,7 +249,8 @@ def test_wrong_arguments_are_refused():
 @pytest.mark.parametrize("heads", [1, 4])
 def test_rows_of_attention_for_the_last_token_alone(heads, monkeypatch):
     monkeypatch.setattr("llmprobe.capture.rows.free_memory", lambda device: 0)  # no matrix is made
-    model, tokens = SetNetwork("dictionary", width=8, heads=heads), torch.arange(18).view(2, 9)
+    model = SetNetwork("dictionary", width=8, heads=heads).to(DEVICE)
+    tokens = torch.arange(18, device=DEVICE).view(2, 9)
     with capture_rows(model, positions=[-1, 8], k=4, weights=True) as rows:
         weights = model(tokens).weights
     assert torch.equal(rows[0].weights, weights[:, None].expand(-1, 2, -1, -1))

@@ -12,7 +12,7 @@ from llmprobe.synthetic.set_network import SetNetwork
 
 
 def test_bounds_of_prompts_padded_on_either_side():
-    mask = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 0], [1, 1, 1, 1]])
+    mask = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 0], [1, 1, 1, 1]], device=DEVICE)
     starts, lengths = _bounds(mask, 3, 4)
     assert starts.tolist() == [2, 0, 0]
     assert lengths.tolist() == [2, 3, 4]
@@ -39,7 +39,8 @@ def test_an_empty_prompt_is_an_error_not_an_index():
 
 @pytest.mark.parametrize("at", ["output", "heads"])
 def test_attention_for_the_last_token_alone_counts_positions_in_tokens(at):
-    model, tokens = SetNetwork("argmax", width=8), torch.arange(18).view(2, 9)
+    model = SetNetwork("argmax", width=8).to(DEVICE)
+    tokens = torch.arange(18, device=DEVICE).view(2, 9)
     with capture_attention(model, at=at) as every:
         model(tokens)
     assert every[0].shape[:2] == (2, 1)

@@ -5,6 +5,7 @@ from contextlib import ExitStack
 
 import pytest
 import torch
+from devices import DEVICE
 from families import FAMILIES, tiny
 from slicing import in_slices
 
@@ -23,7 +24,7 @@ POSITIONS = [3, 11, 29]
 
 def tokens_for(n=2, length=30, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    return torch.randint(3, 97, (n, length), generator=generator)
+    return torch.randint(3, 97, (n, length), generator=generator).to(DEVICE)
 
 
 def first(model):
@@ -76,7 +77,7 @@ def test_projections_run_once_for_each_distinct_token():
 def test_a_row_has_the_same_bits_whatever_was_computed_before():
     model = tiny("llama")
     whole, parts = (TokenTypes.found(model, first(model), tokens_for()) for _ in range(2))
-    every = torch.arange(3, 97)[None]
+    every = torch.arange(3, 97, device=DEVICE)[None]
     for start in range(0, 94, 7):
         parts._rows(every[:, start : start + 7].flip(1))
     rows = [types._rows(every) for types in (whole, parts)]
@@ -104,7 +105,7 @@ def later(start):
     """Depends on the position, but only beyond those of a trial."""
 
     def hook(module, args, output):
-        return output + (torch.arange(output.shape[1]) >= start)[:, None]
+        return output + (torch.arange(output.shape[1], device=output.device) >= start)[:, None]
 
     return hook
 

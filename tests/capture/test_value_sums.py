@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from devices import DEVICE
 from families import batch, reference, tiny
 
 from llmprobe import capture_rows
@@ -37,7 +38,8 @@ def test_random_rows_of_heads_that_share_values():
     weights = 0.8 * torch.rand(2, 6, 3, 9, generator=generator).softmax(-1)
     value = torch.randn(2, 2, 9, 4, generator=generator)
     starts, queries = torch.tensor([0, 3]), torch.tensor([[0, 4, 8], [3, 5, 8]])
-    sums = ValueSums.of(weights, value, starts=starts, queries=queries)
+    there = {"starts": starts.to(DEVICE), "queries": queries.to(DEVICE)}
+    sums = ValueSums.of(weights.to(DEVICE), value.to(DEVICE), **there)
     for prompt, position, head in np.ndindex(2, 3, 6):
         row, of_head = weights[prompt, head, position], value[prompt, head // 3]
         expected = by_loops(row, of_head, starts[prompt], queries[prompt, position])

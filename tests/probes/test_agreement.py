@@ -75,7 +75,7 @@ def make(scaling, family="llama"):
     )
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return make_model(config).eval().requires_grad_(False)
+        return make_model(config).eval().requires_grad_(False).to(DEVICE)
 
 
 def temper(model, *, beyond=0):

@@ -149,7 +149,7 @@ def test_losses_of_a_model_that_depends_on_the_length_are_of_the_longest_prompts
         model = LlamaForCausalLM(config).eval()
         for parameter in model.parameters():
             parameter.data.normal_(0, 0.2)
-    result = probe_loss(model, LENGTHS, prompts="random", n_prompts=10)
+    result = probe_loss(model.to(DEVICE), LENGTHS, prompts="random", n_prompts=10)
     tokens = make_prompts("random", n_prompts=10, lengths=LENGTHS, vocab_size=97).batch(
         range(10), 24
     )

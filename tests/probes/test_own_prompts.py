@@ -1,5 +1,6 @@
 """Your own prompts are used as they are, at the lengths that they reach."""
 
+import copy
 import json
 
 import datasets
@@ -35,7 +36,7 @@ TEMPLATE = (
 @pytest.mark.parametrize("query", ["free", "fixed"])
 @pytest.mark.parametrize("at", ["output", "heads"])
 def test_numbers_are_those_of_the_prompts_that_reach_a_length(at, query):
-    model, rows = tiny("llama").double(), ragged(24)
+    model, rows = copy.deepcopy(tiny("llama")).double(), ragged(24)
     queries = {"query": query, "n_queries": 1 if query == "fixed" else None}
     result = probe_variance(model, LENGTHS, prompts=rows, at=at, layers=None, **queries)
     query_tokens = make("own", rows=rows, n_prompts=24, tokenizer=None, **queries).query_tokens
@@ -81,7 +82,7 @@ def test_every_prompt_is_once_at_each_length_that_it_has(sizes, one_pass):
 
 
 def test_one_pass_gives_what_one_pass_per_length_gives(monkeypatch):
-    model, rows = tiny("llama").double(), ragged(24)
+    model, rows = copy.deepcopy(tiny("llama")).double(), ragged(24)
     one = probe_variance(model, LENGTHS, prompts=rows)
     monkeypatch.setattr("llmprobe.probes.request.prefixes_agree", lambda *_, **__: False)
     many = probe_variance(model, LENGTHS, prompts=rows)
@@ -144,7 +145,7 @@ def test_a_chat_template_writes_the_prompts():
 
 
 def test_the_first_prompts_are_used_and_others_can_be_added(tmp_path):
-    model, rows = tiny("llama").double(), ragged(24)
+    model, rows = copy.deepcopy(tiny("llama")).double(), ragged(24)
     few = probe_variance(model, LENGTHS, prompts=rows, n_prompts=20, output=tmp_path / "run")
     assert "the first 20 of 24 prompts are used" in few.warnings
     more = probe_variance(model, LENGTHS, prompts=rows, n_prompts=500, output=tmp_path / "run")
@@ -159,7 +160,7 @@ def test_the_first_prompts_are_used_and_others_can_be_added(tmp_path):
 
 
 def test_lengths_are_merged_and_seeds_are_refused(tmp_path):
-    model, rows = tiny("llama").double(), ragged(24)
+    model, rows = copy.deepcopy(tiny("llama")).double(), ragged(24)
     for name, options in {
         "short": {"lengths": "4,9"},
         "long": {"lengths": "17,32"},

@@ -4,6 +4,7 @@ import brute
 import numpy as np
 import pytest
 import torch
+from devices import DEVICE
 from encoders import ENCODERS, REFUSED, encoder, gather, plain
 from families import tiny
 
@@ -76,7 +77,7 @@ def test_the_attention_of_encoders_equals_brute_force(family, position):
             _, weights = plain(family, prompts.batch([index], length))
             for layer in (0, 1):
                 for head in range(4):
-                    row = brute.row_numbers(weights[layer][0, head, at].numpy())
+                    row = brute.row_numbers(weights[layer][0, head, at].cpu().numpy())
                     found[4 * layer + head].append(row)
         for series, rows in found.items():
             for name in ("entropy", "effective", "first", "n_keys", "squares"):
@@ -150,6 +151,6 @@ def test_positions_are_checked():
 
 
 def test_tokens_that_follow_change_an_encoder_and_no_decoder():
-    tokens = torch.tensor([[5, 6, 7], [5, 6, 8]])
+    tokens = torch.tensor([[5, 6, 7], [5, 6, 8]], device=DEVICE)
     assert not torch.allclose(*(encoder("bert")(tokens)[0][:, 0]))
     assert torch.allclose(*(tiny("bert")(tokens).logits[:, 0]))

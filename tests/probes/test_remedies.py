@@ -44,12 +44,12 @@ def attenuated(loaded, heads):
     for layer in attention_layers(model):
         if layer.layer not in heads:
             continue
-        mask = torch.zeros(layer.n_heads, dtype=torch.bool)
+        mask = torch.zeros(layer.n_heads, dtype=torch.bool, device=DEVICE)
         mask[list(heads[layer.layer])] = True
 
         def weaken(module, args, mask=mask, layer=layer):
             x = args[0].unflatten(-1, (layer.n_heads, -1))
-            n = torch.arange(1, x.shape[1] + 1)[None, :, None, None]
+            n = torch.arange(1, x.shape[1] + 1, device=DEVICE)[None, :, None, None]
             gain = torch.where(mask[:, None], (n / 64).clamp(min=1) ** -1.0, 1.0)
             return ((x * gain).flatten(-2).to(args[0].dtype),)
 
@@ -353,7 +353,7 @@ def test_a_model_that_counts_in_its_own_way_runs_whole(weak, options):
         ),
     )
     probe.may_chunk = lambda: True
-    tokens = probe.ready.prompts.batch([0], 128)
+    tokens = probe.ready.prompts.batch([0], 128).to(DEVICE)
     with torch.inference_mode():
         whole = token_losses(weak, tokens)
         assert probe._ending(weak, tokens, 64, whole) is None

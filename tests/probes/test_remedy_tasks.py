@@ -60,12 +60,12 @@ def test_shares_are_those_of_each_treatment():
         vocab_size=loaded.vocab_size,
         bos_token_id=loaded.bos_token_id,
     )
-    task, tokens = Task(prompts, 64), prompts.batch(range(3), 64)
+    task, tokens = Task(prompts, 64), prompts.batch(range(3), 64).to(DEVICE)
     row = result.measures.index("repeat")
     with torch.inference_mode():
-        before = task.score(task.answers(loaded.model, tokens), range(3))
+        before = task.score(task.answers(loaded.model, tokens), range(3)).cpu()
         assert result.baseline[row, -1] == pytest.approx(before.mean())
         for number, treatment in enumerate(treatments(["temperature"], [20])):
             with treatment.edit(case):
-                after = task.score(task.answers(loaded.model, tokens), range(3))
+                after = task.score(task.answers(loaded.model, tokens), range(3)).cpu()
             assert result.change[row, number, -1] == pytest.approx((after - before).mean())

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from devices import DEVICE
 from families import FAMILIES, tiny
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -136,7 +137,7 @@ def test_positions_that_scale_with_the_length_are_found_out(shortest):
         rope_parameters={"rope_type": "dynamic", "rope_theta": 100.0, "factor": 4.0},
         initializer_range=0.3,
     )
-    model, lengths = LlamaForCausalLM(config).eval(), (shortest, 64, 128, 256)
+    model, lengths = LlamaForCausalLM(config).eval().to(DEVICE), (shortest, 64, 128, 256)
     prompts = make_prompts("random", n_prompts=2, lengths=lengths, vocab_size=97)
     assert not prefixes_agree(model, prompts, lengths, attention_layers(model))
 
@@ -252,7 +253,7 @@ def test_long_prompts_are_spread_over_pieces_and_short_ones_are_not(batch_tokens
 
 @pytest.mark.parametrize("variant", ["baseline", "ssmax", "normalized"])
 def test_attention_for_the_last_token_alone_takes_one_pass_per_length(variant):
-    model, prompts = SetNetwork("argmax", variant, width=8, heads=2), prompts_for()
+    model, prompts = SetNetwork("argmax", variant, width=8, heads=2).to(DEVICE), prompts_for()
     layers = attention_layers(model)
     handle = limit_memory(model, 0)  # nothing is tried
     assert not prefixes_agree(model, prompts, LENGTHS, layers)

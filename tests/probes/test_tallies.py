@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import simulated
 import torch
+from devices import DEVICE
 from families import tiny
 
 from llmprobe import attention_layers
@@ -24,7 +25,7 @@ VALUES = torch.randn(N, 3, 2, 8, generator=GENERATOR)
 OF_KEYS = torch.randn(N, 2, 20, 8, generator=GENERATOR)
 
 
-def variance_of(prompts, *, device="cpu"):
+def variance_of(prompts, *, device=DEVICE):
     tally, outputs = VarianceTally(LAYERS), OUTPUTS[prompts].to(device)
     with simulated.watching() as seen:
         for layer in (0, 1):
@@ -33,7 +34,7 @@ def variance_of(prompts, *, device="cpu"):
     return tally
 
 
-def attention_of(prompts, *, values=True, device="cpu"):
+def attention_of(prompts, *, values=True, device=DEVICE):
     tally = AttentionTally(LAYERS)
     starts, queries = torch.zeros(len(prompts), dtype=int), torch.full((len(prompts), 3), 19)
     observed = (WEIGHTS, HEADS, VALUES, OF_KEYS)
@@ -86,9 +87,9 @@ def test_values_that_a_module_does_not_show_stay_away():
 
 def test_single_values_are_kept_of_the_first_prompts_alone():
     tally = VarianceTally(LAYERS)
-    tally.update(0, OUTPUTS[:3], [VarianceTally.n_kept + 1, 4, VarianceTally.n_kept - 1])
+    tally.update(0, OUTPUTS[:3].to(DEVICE), [VarianceTally.n_kept + 1, 4, VarianceTally.n_kept - 1])
     assert [x.shape for x in tally.kept_of(0)] == [(3, 5)] * 2
-    assert torch.equal(tally.kept_of(0)[0], OUTPUTS[1, :, :5])
+    assert torch.equal(tally.kept_of(0)[0].cpu(), OUTPUTS[1, :, :5])
     assert len(attention_of(list(range(N))).kept_of(1)) == AttentionTally.n_kept
 
 

@@ -95,12 +95,12 @@ def test_logits_are_scaled_as_the_formula_says(remedy):
         "infoscale": information_scaling(n, trained=4, head_size=8),
         "temperature": torch.full((12,), CONSTANT),
     }
-    weights = plain[0].weights
+    weights = plain[0].weights.cpu()
     factor = (
         entropy_scaling(weights) if remedy == "adaptive" else scale[remedy][None, :, None, None]
     )
     expected = (weights.log() * factor.float() ** 2).softmax(-1)
-    torch.testing.assert_close(treated[0].weights, expected, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(treated[0].weights.cpu(), expected, atol=1e-5, rtol=1e-4)
 
 
 def heads_of(case, treatment=None):

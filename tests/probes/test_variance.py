@@ -1,5 +1,6 @@
 """The variance probe equals brute force, and finds the law that Proposition 1 promises."""
 
+import copy
 import random
 import re
 
@@ -27,7 +28,7 @@ def check_columns(result, expected, rtol):
 @pytest.mark.parametrize("query", ["free", "fixed"])
 @pytest.mark.parametrize("family", ["llama", "gemma2", "bloom"])
 def test_every_number_equals_brute_force_on_a_tiny_model(family, at, query):
-    model, lengths = tiny(family).double(), (4, 9, 24)
+    model, lengths = copy.deepcopy(tiny(family)).double(), (4, 9, 24)
     queries = {"query": query, "n_queries": 5 if query == "fixed" else None}
     try:
         result = probe_variance(

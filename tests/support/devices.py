@@ -6,28 +6,25 @@ device than the CPU cannot be asked are skipped, by name and with a reason.
 """
 
 import os
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
 import simulated
 
 DEVICE = os.environ.get("LLMPROBE_TEST_DEVICE") or "cpu"
+KIND = DEVICE.split(":")[0]
+"""The device without its number: `cuda` of `cuda:1`."""
 SUITES = ("base", "capture", "probes", "synthetic")
-"""Folders of tests that another device runs, and `test_simulated.py`, `test_on_device.py`."""
-_CPU_SLICES = "how much is done at once is another number than on a CPU"
-_MEMORY = "it limits the memory of the process, which is not the device's"
+FILES = ("test_simulated.py", "test_on_device.py")
+"""Folders and files of tests that another device runs."""
 NOT_ELSEWHERE = {
-    "test_the_head_sees_few_positions_at_a_time_and_the_layers_run_once": _CPU_SLICES,
-    "test_a_hundred_captures_leave_memory_flat_and_no_hook": _MEMORY,
+    "test_a_hundred_captures_leave_memory_flat_and_no_hook": "the memory is the host's",
     "test_accelerate_places_the_model_if_asked": "accelerate's plan is by what memory is free",
 }
 """Tests that are about the CPU."""
-_STORAGE = "a simulated tensor has no memory of its own that could be saved or pointed at"
 NOT_SIMULATED = {
-    "test_a_model_that_was_saved_used_or_moved_is_the_same": _STORAGE,
-    "test_an_adapter_is_no_pickle_unless_allowed": _STORAGE,
-    "test_what_is_kept_are_clones": _STORAGE,
-    "test_a_pickle_is_loaded_only_if_allowed": _STORAGE,
-    "test_weights_that_would_be_made_up_are_an_error": _STORAGE,
     "test_what_does_not_run_its_own_forward_is_refused_in_one_line": "DataParallel is for CUDA",
 }
 """Tests that the simulated device cannot be asked, though a GPU can."""
@@ -38,11 +35,30 @@ if DEVICE.startswith("sim"):
     simulated.module.is_default = True
 
 
+_computed: dict[str, list[bool]] = defaultdict(list)
+"""By folder, whether each test gave the simulated device something to compute."""
+
+
+@contextmanager
+def noting(path: Path) -> Iterator[None]:
+    """Note whether a test in this file uses the simulated device."""
+    with simulated.watching() as seen:
+        yield
+    _computed[path.parent.name].append(bool(seen.events))
+
+
+def what_computed() -> str:
+    """How many tests used the simulated device, so that none moves to the CPU unseen."""
+    return ", ".join(
+        f"{sum(found)} of {len(found)} in {folder}" for folder, found in _computed.items()
+    )
+
+
 def why_not(name: str, path: Sequence[str]) -> str | None:
     """Why a test does not run on the device; None if it does."""
     if DEVICE == "cpu":
         return None
-    if not set(SUITES) & set(path) and path[-1] not in ("test_simulated.py", "test_on_device.py"):
+    if not set(SUITES) & set(path) and path[-1] not in FILES:
         return "it does not depend on the device"
     not_here = NOT_ELSEWHERE | (NOT_SIMULATED if DEVICE.startswith("sim") else {})
     return not_here.get(name)

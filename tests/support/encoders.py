@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from devices import DEVICE
 from families import COMMON
 from transformers import AutoConfig, AutoModel
 
@@ -66,7 +67,7 @@ def encoder(family: str, attention: str | None = None) -> Any:
             if parameter.ndim >= 2:
                 parameter.data.normal_(0, 0.2)
     assert sum(parameter.numel() for parameter in model.parameters()) < 200_000
-    return model.eval().requires_grad_(False)
+    return model.eval().requires_grad_(False).to(DEVICE)
 
 
 def plain(family: str, tokens: torch.Tensor) -> tuple[dict[int, Any], dict[int, Any]]:
@@ -87,7 +88,7 @@ def plain(family: str, tokens: torch.Tensor) -> tuple[dict[int, Any], dict[int, 
         handles.append(model.get_submodule(layer.path).register_forward_hook(after))
     try:
         asked = {"output_attentions": True} if family in WITHOUT_INTERFACE else {}
-        model(tokens, **asked)
+        model(tokens.to(DEVICE), **asked)
     finally:
         for handle in handles:
             handle.remove()
@@ -103,6 +104,6 @@ def gather(family: str, prompts: Any, lengths: tuple[int, ...], position: str) -
             heads, _ = plain(family, prompts.batch([index], length))
             every = torch.stack([heads[n][0] for n in sorted(heads)])
             at = int({"first": 0, "last": -1}.get(position, position)) if position != "mean" else 0
-            rows.append((every.mean(1) if position == "mean" else every[:, at]).numpy())
+            rows.append((every.mean(1) if position == "mean" else every[:, at]).cpu().numpy())
         found.append(np.stack(rows))
     return np.stack(found).astype(np.float64)

@@ -73,7 +73,7 @@ class PlainDecoder(nn.Module):
             layers=len(network.layers),
             value_size=values // network.layers[0].attention.maps,
             context=context,
-        ).to(theirs["embedding.weight"].dtype)
+        ).to(theirs["embedding.weight"])
         pairs = list(own.pairs())
         assert {name for name, _, _ in pairs} == theirs.keys()
         for name, parameter, turned in pairs:
@@ -94,7 +94,7 @@ class PlainDecoder(nn.Module):
     ) -> Tensor:
         """(batch, n) tokens to (batch, n, vocab) logits."""
         if places is None:
-            places = torch.arange(tokens.shape[1]).expand_as(tokens)
+            places = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         x = self.embedding(tokens)
         if hasattr(self, "positions"):
             x = x + self.positions(places)
@@ -187,7 +187,7 @@ class _Attention(nn.Module):
         if self.parts & LINEAR:
             weight, bias = self.softmax.weight[head], self.softmax.bias[head]
             q, k = (torch.clamp(y @ weight + bias, min=0) for y in (q, k))
-        scores = torch.full((len(x), x.shape[1], x.shape[1]), -math.inf, dtype=x.dtype)
+        scores = x.new_full((len(x), x.shape[1], x.shape[1]), -math.inf)
         for query in range(x.shape[1]):
             for key in range(query + 1):
                 i, j = places[:, query], places[:, key]

@@ -13,24 +13,25 @@ copies to the device wait unless the host's memory is pinned and the copy is `no
 Everything else is queued without waiting. docs/gpu.md says what such a device cannot prove.
 
 torch takes it for a device of its own kind (PrivateUse1), so composite operations, autograd and
-generators choose their ways as for any accelerator.
+generators choose their ways as for any accelerator. Unlike on a GPU, tied weights come apart when a
+module is moved, and `torch.save` cannot write such tensors.
 """
 
 import contextlib
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
 
 import torch
+from simulated_log import Log, note, watching
+from simulated_module import NAME, Module, SimGenerator
 from torch import Tensor
 from torch.utils import backend_registration
+from torch.utils._mode_utils import no_dispatch
 
 from llmprobe.base import transfers
 
-NAME = "sim"
-N_DEVICES = 2
+__all__ = ["Log", "module", "start", "watching", "without_types"]
 _aten = torch.ops.aten
 _DECIDES = {
     # The size of what these give, or a number for the host, depends on the data.
@@ -54,48 +55,7 @@ _LOOSE = ("index_put", "index_put_", "_index_put_impl_", "masked_fill", "masked_
 """Operations besides elementwise ones that accept a number of no dimension from the CPU."""
 _pinned: dict[int, Tensor] = {}
 """Pinned memory by where it begins; kept, so that no ordinary memory comes to stand there."""
-
-
-@dataclass
-class Log:
-    """What happened on the device while it was watched."""
-
-    events: list[tuple[str, str]] = field(default_factory=list)
-    """(kind, what): kind is `wait` or `queue`; of waits `what` names the reason."""
-    bytes_out: int = 0
-
-    @property
-    def waits(self) -> Counter[str]:
-        return Counter(what for kind, what in self.events if kind == "wait")
-
-    @property
-    def n_waits(self) -> int:
-        return sum(self.waits.values())
-
-    def between(self, what: str) -> list[int]:
-        """Waits after each event of this name, up to the next one."""
-        counts: list[int] = []
-        for kind, name in self.events:
-            if name == what:
-                counts.append(0)
-            elif kind == "wait" and counts:
-                counts[-1] += 1
-        return counts
-
-
-_logs: list[Log] = []
 _refused: set[torch.dtype] = set()
-
-
-@contextlib.contextmanager
-def watching() -> Iterator[Log]:
-    """Keep what happens on the device."""
-    log = Log()
-    _logs.append(log)
-    try:
-        yield log
-    finally:
-        _logs.remove(log)
 
 
 @contextlib.contextmanager
@@ -108,18 +68,6 @@ def without_types(*dtypes: torch.dtype) -> Iterator[None]:
         _refused.difference_update(dtypes)
 
 
-def mark(what: str) -> None:
-    """Note in the log that something begins."""
-    for log in _logs:
-        log.events.append(("mark", what))
-
-
-def _note(kind: str, what: str, n_bytes: int = 0) -> None:
-    for log in _logs:
-        log.events.append((kind, what))
-        log.bytes_out += n_bytes
-
-
 class SimTensor(torch.Tensor):
     """A tensor of the device; `_host` has its numbers."""
 
@@ -128,9 +76,11 @@ class SimTensor(torch.Tensor):
     @staticmethod
     def __new__(
         cls, host: Tensor, index: int | None = None, requires_grad: bool = False, **_: Any
-    ) -> "SimTensor":
-        if isinstance(host, SimTensor):  # as `nn.Parameter(x)` is called, by accelerate
+    ) -> Any:
+        if isinstance(host, SimTensor):
             host, index = host._host, host.device.index
+        elif index is None:  # accelerate makes parameters by the type of those they replace
+            return torch.nn.Parameter(host, requires_grad)
         if host.dtype in _refused:
             raise TypeError(f"{NAME} has no {host.dtype}")
         new = torch.Tensor._make_wrapper_subclass(
@@ -164,6 +114,12 @@ class SimTensor(torch.Tensor):
         memo[id(self)] = new
         return new
 
+    def data_ptr(self) -> int:
+        return self._host.data_ptr()
+
+    def untyped_storage(self) -> Any:
+        return self._host.untyped_storage()
+
     def tolist(self) -> Any:
         return self.cpu().tolist()
 
@@ -194,8 +150,8 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return _copied(name, func, args, kwargs)
     if name == "detach_":  # of what `torch.tensor` has made
         return args[0]
-    if torch.Tag.inplace_view in func.tags or name in ("set_", "resize_"):
-        raise NotImplementedError(f"{func} changes the shape of a tensor of {NAME} in place")
+    if name in ("set_", "resize_"):
+        raise NotImplementedError(f"{func} gives a tensor of {NAME} other memory")
     found: list[Tensor] = []
     host_args = [_host(x, found) for x in args]
     host_kwargs = {key: _host(x, found) for key, x in kwargs.items()}
@@ -207,6 +163,9 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if name == "histc" and not host_args[0].is_floating_point():  # GPUs count integers as well
         return SimTensor(func(host_args[0].double(), *host_args[1:]).to(host_args[0].dtype), index)
     out = func(*host_args, **host_kwargs)
+    if torch.Tag.inplace_view in func.tags:  # the tensor has a shape of its own to change
+        with no_dispatch():
+            func(*args, **kwargs)
     if func._schema.is_mutable:
         written = [
             args[n] if n < len(args) else kwargs.get(argument.name)
@@ -261,7 +220,7 @@ def _check_same(func: Any, name: str, found: list[Tensor], device: Any) -> int:
         own = found[0].device
         for x in found[1:]:
             if x.device.type == "cpu" and not x.is_floating_point() and own.type != "cpu":
-                _note("wait", "upload")
+                note("wait", "upload")
                 devices.discard(x.device)
     scalars = any(x.ndim == 0 and x.device.type == "cpu" for x in found)
     elementwise = torch.Tag.pointwise in func.tags or name in _LOOSE
@@ -279,21 +238,21 @@ def _check_same(func: Any, name: str, found: list[Tensor], device: Any) -> int:
 
 def _note_decision(name: str, args: Any) -> None:
     if name in _DECIDES:
-        _note("wait", _DECIDES[name])
+        note("wait", _DECIDES[name])
     elif name in _SOLVERS:
-        _note("wait", "linalg")  # they look whether it went well
+        note("wait", "linalg")  # they look whether it went well
     elif name.startswith("repeat_interleave"):
-        _note("wait", "repeat_interleave")
+        note("wait", "repeat_interleave")
     elif name in ("index", "index_put", "index_put_", "_index_put_impl_"):
         masks = [x for x in args[1] if x is not None and x.dtype in (torch.bool, torch.uint8)]
         # One number under a mask is a `masked_fill`.
         filled = name != "index" and len(args[1]) == 1 and args[2].numel() == 1
         if masks and not filled:
-            _note("wait", "mask as index")
+            note("wait", "mask as index")
         else:
-            _note("queue", name)
+            note("queue", name)
     else:
-        _note("queue", name)
+        note("queue", name)
 
 
 def _copied(name: str, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -319,13 +278,13 @@ def _copied(name: str, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 def _note_copy(source: Tensor, target: torch.device, non_blocking: bool, host: Tensor) -> None:
     came = source.device
     if came.type == target.type:
-        _note("queue", "copy" if came == target else "copy between devices")
+        note("queue", "copy" if came == target else "copy between devices")
     elif came.type == NAME:
         early = non_blocking and is_pinned(host)
-        _note("queue" if early else "wait", "fetch", host.numel() * host.element_size())
+        note("queue" if early else "wait", "fetch")
     else:
         early = non_blocking and is_pinned(source)
-        _note("queue" if early else "wait", "upload")
+        note("queue" if early else "wait", "upload")
 
 
 def pin(x: Tensor, *_: Any) -> Tensor:
@@ -338,75 +297,7 @@ def is_pinned(x: Tensor, *_: Any) -> bool:
     return x.device.type == "cpu" and x.untyped_storage().data_ptr() in _pinned
 
 
-class _Module:
-    """What `torch.sim` offers, as `torch.cuda` does."""
-
-    total = 2**40
-    """Bytes that each device says it has."""
-    is_default = False
-    """Whether `auto` finds the device; other tests want the CPU."""
-
-    def is_initialized(self) -> bool:
-        return True
-
-    def is_available(self) -> bool:
-        return self.is_default
-
-    def current_device(self) -> int:
-        return 0
-
-    def device_count(self) -> int:
-        return N_DEVICES
-
-    def _is_in_bad_fork(self) -> bool:
-        return False
-
-    def manual_seed_all(self, seed: int) -> None:
-        pass
-
-    def get_rng_state(self, device: Any = None) -> Tensor:
-        return torch.get_rng_state()
-
-    def set_rng_state(self, state: Tensor, device: Any = None) -> None:
-        pass  # it draws from the generator of the CPU
-
-    def get_amp_supported_dtype(self) -> list[torch.dtype]:
-        return [torch.bfloat16, torch.float16]
-
-    def mem_get_info(self, device: Any = None) -> tuple[int, int]:
-        return self.total, self.total
-
-    def empty_cache(self) -> None:
-        _note("queue", "empty_cache")
-
-    def synchronize(self, device: Any = None) -> None:
-        _note("wait", "synchronize")
-
-
-_Generator = torch.Generator
-
-
-class _Generators(type(_Generator)):
-    def __instancecheck__(cls, x: Any) -> bool:
-        return isinstance(x, _Generator)
-
-
-class SimGenerator(_Generator, metaclass=_Generators):
-    """In the place of `torch.Generator`: one of the device draws what one of the CPU draws."""
-
-    def __new__(cls, device: Any = "cpu") -> Any:
-        if torch.device(device).type != NAME:
-            return _Generator(device)
-        new = super().__new__(cls, "cpu")
-        new._device = torch.device(device)
-        return new
-
-    @property
-    def device(self) -> torch.device:
-        return self._device
-
-
-module = _Module()
+module = Module()
 _library: list[Any] = []
 
 
@@ -425,7 +316,9 @@ def start() -> None:
                 library.impl(overload, partial(_made, overload), "PrivateUse1")
     # `torch.tensor(data, device=...)` comes here without a call of `__torch_dispatch__`.
     library.impl("_copy_from", partial(_run_args, _aten._copy_from.default), "PrivateUse1")
-    _library.append(library)
+    autocast = torch.library.Library("_", "IMPL")  # accepted, and changes no number here
+    autocast.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+    _library.extend([library, autocast])
     torch.Generator = SimGenerator
     torch.random._fork_rng_warned_already = True  # it warns of several devices
     torch.Tensor.pin_memory, torch.Tensor.is_pinned = pin, is_pinned
@@ -436,7 +329,7 @@ def _made(func: Any, *args: Any, **kwargs: Any) -> Tensor:
     """A new tensor of the device, from no other."""
     index = torch.device(kwargs.pop("device")).index or 0
     kwargs.pop("pin_memory", None)
-    _note("queue", func._schema.name)
+    note("queue", func._schema.name)
     return SimTensor(func(*args, **kwargs, device="cpu"), index)
 
 

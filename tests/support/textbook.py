@@ -127,7 +127,7 @@ class Textbook(nn.Module):
         task = network.task
         sizes = (task.item_size, task.query_size, network.width, network.heads)
         own = cls(network.variant, *sizes, 2 + len(network.readout.middle))
-        own = own.to(next(network.parameters()).dtype)
+        own = own.to(next(network.parameters()))
         theirs = dict(network.named_parameters())
         pairs = list(own.pairs())
         assert {name for name, _, _ in pairs} == theirs.keys()

@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from devices import DEVICE
 
 from llmprobe.synthetic.complement import (
     balanced,
@@ -20,7 +21,7 @@ from llmprobe.synthetic.tasks import ComplementTask
 
 @pytest.mark.parametrize("vocab", [8, 16, 64])
 def test_the_construction_reaches_the_target_and_then_the_predicted_mass(vocab):
-    network = solve_complement(vocab, r=64.0)
+    network = solve_complement(vocab, r=64.0).to(DEVICE)
     lengths = range(1, vocab)
     scores = score(network, ComplementTask(vocab), lengths, 64)
     for name in ("kl", "illegal_mass", "illegal_top1"):
@@ -32,7 +33,7 @@ def test_the_construction_reaches_the_target_and_then_the_predicted_mass(vocab):
 
 @pytest.mark.parametrize("vocab", [4, 8, 16])
 def test_the_construction_has_width_and_rank_one_below_the_vocabulary(vocab):
-    network = solve_complement(vocab, r=5.0)
+    network = solve_complement(vocab, r=5.0).to(DEVICE)
     attention = network.layers[0].attention
     assert network.embedding.weight.shape[-1] == vocab - 1
     assert attention.v_proj.weight.shape[-1] == vocab - 1
@@ -74,22 +75,22 @@ def test_no_model_of_width_v_minus_2_has_that_form(vocab):
         form = u + k[:, None] - np.diag(rng.uniform(0.1, 3, size=vocab))
         assert np.linalg.matrix_rank(form) >= vocab - 1
     for narrow in ({"width": vocab - 2}, {"width": vocab, "value_size": vocab - 2}):
-        network = Decoder(vocab, seeds=(1,), **narrow).double()
+        network = Decoder(vocab, seeds=(1,), **narrow).double().to(DEVICE)
         assert np.linalg.matrix_rank(logit_displacement(network).attended) <= vocab - 2
 
 
 def test_the_closed_form_is_the_networks_own():
-    network = Decoder(7, seeds=(3,), width=5, value_size=3).double().eval()
+    network = Decoder(7, seeds=(3,), width=5, value_size=3).double().eval().to(DEVICE)
     direct, attended = logit_displacement(network)
-    tokens = torch.tensor([[4, 0, 6, 2]])
+    tokens = torch.tensor([[4, 0, 6, 2]], device=DEVICE)
     seen = {}
     attention = network.layers[0].attention
     for name in ("q_proj", "k_proj"):
         getattr(attention, name).register_forward_hook(
             lambda module, args, output, name=name: seen.update({name: output[0].detach()})
         )
-    logits = network(tokens).logits[0, -1].detach().numpy()
-    weights = torch.softmax(seen["k_proj"] @ seen["q_proj"][-1] / 5**0.5, dim=0).numpy()
+    logits = network(tokens).logits[0, -1].detach().cpu().numpy()
+    weights = torch.softmax(seen["k_proj"] @ seen["q_proj"][-1] / 5**0.5, dim=0).cpu().numpy()
     np.testing.assert_allclose(logits, direct[2] + weights @ attended[[4, 0, 6, 2]], rtol=1e-12)
 
 
@@ -111,7 +112,7 @@ def test_what_is_balanced_at_lengths_1_and_2_generalizes_and_its_gap_falls_as_2_
 
 
 def test_balance_is_zero_for_the_construction_and_not_for_a_tilted_one():
-    network = solve_complement(9, r=6.0)
+    network = solve_complement(9, r=6.0).to(DEVICE)
     for balance in balanced(network):
         assert balance.gap == pytest.approx(6.0 / balance.length)
         assert balance.absent_spread < 1e-9
@@ -134,12 +135,12 @@ def test_the_mass_is_that_of_a_softmax():
 
 def test_averaged_weights_of_a_minimal_model_are_one():
     for variant in ("ema", "bema", "dropout", "dropout+ema"):
-        first, second = balanced(Decoder(6, variant))
+        first, second = balanced(Decoder(6, variant).to(DEVICE))
         assert (first.length, second.length) == (1, 2)
 
 
 def test_without_a_gap_there_is_no_balance():
-    network = Decoder(6)
+    network = Decoder(6).to(DEVICE)
     with torch.no_grad():
         network.unembedding.weight.zero_()
     assert all(np.isnan(balance.absent_spread) for balance in balanced(network))

@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from devices import DEVICE
 from plain_decoder import PlainDecoder
 from torch.nn import functional as F
 
@@ -52,7 +53,7 @@ def build(variant=BASELINE, *, seeds=(0,), layers=2, heads=2, dtype=torch.float3
     generator = torch.Generator().manual_seed(1)
     for parameter in network.parameters():
         parameter.data += 0.4 * torch.randn(parameter.shape, generator=generator)
-    return network.to(dtype)
+    return network.to(DEVICE, dtype)
 
 
 def exact(*arguments, **options):
@@ -61,7 +62,8 @@ def exact(*arguments, **options):
 
 
 def draw(n=BATCH, length=LENGTH):
-    return torch.randint(VOCAB, (n, length), generator=torch.Generator().manual_seed(2))
+    drawn = torch.randint(VOCAB, (n, length), generator=torch.Generator().manual_seed(2))
+    return drawn.to(DEVICE)
 
 
 def draw_own(n=BATCH, length=LENGTH, most=LENGTH + 4):
@@ -208,7 +210,7 @@ def test_later_tokens_change_nothing_before(variant):
 def test_the_order_of_what_came_before_counts_only_with_positions(variant):
     """In one layer: a second one sees how far its inputs saw."""
     network, tokens = exact(variant, layers=1), draw()
-    order = torch.tensor([3, 0, 4, 1, 2])
+    order = torch.tensor([3, 0, 4, 1, 2], device=DEVICE)
     mixed = torch.cat([tokens[:, order], tokens[:, -1:]], dim=1)
     same = torch.allclose(network(mixed).logits[:, -1], network(tokens).logits[:, -1], atol=1e-10)
     assert same == IN_ORDER.isdisjoint(variant.split("+"))
@@ -219,7 +221,7 @@ def test_a_dropout_that_keeps_all_changes_nothing(variant):
     """It is the path of explicit attention weights, so that equals torch's own attention."""
     network, tokens = exact(variant, seeds=SEEDS), draw(3 * BATCH)
     explicit = network(tokens, drop=lambda x: x * 1.0).logits
-    rates = SeedDropout((0, 0, 0), [torch.Generator() for _ in SEEDS])
+    rates = SeedDropout((0, 0, 0), [torch.Generator(DEVICE) for _ in SEEDS])
     for logits in (explicit, network(tokens, drop=rates).logits):
         torch.testing.assert_close(logits, network(tokens).logits, rtol=1e-11, atol=1e-11)
 
@@ -231,7 +233,7 @@ def test_dropout_stands_where_the_plain_decoder_has_it(variant):
     network, tokens = exact(variant), draw()
 
     def dropping(generator):
-        return lambda x: x * (torch.rand(x.shape, generator=generator) > 0.3) / 0.7
+        return lambda x: x * (torch.rand(x.shape, generator=generator) > 0.3).to(DEVICE) / 0.7
 
     network_drop, plain_drop = (dropping(torch.Generator().manual_seed(4)) for _ in range(2))
     got = network(tokens, drop=network_drop).logits
@@ -307,7 +309,7 @@ def test_a_token_that_is_none_is_refused(token):
 
 def test_more_tokens_than_learned_positions_are_refused():
     with pytest.raises(ValueError, match="got 11 tokens, accepted: up to the 10 learned"):
-        build("learned")(torch.zeros(1, LENGTH + 5, dtype=torch.long))
+        build("learned")(torch.zeros(1, LENGTH + 5, dtype=torch.long, device=DEVICE))
 
 
 @pytest.mark.parametrize(
@@ -389,8 +391,8 @@ def test_the_variance_of_a_decoder_equals_brute_force(variant, at):
         "random", n_prompts=N_PROMPTS, lengths=LENGTHS, vocab_size=vocab, query="fixed"
     )
     for column, length in enumerate(LENGTHS):
-        found = by_hook(network, prompts.batch(range(N_PROMPTS), length))[at]
-        std = np.std(torch.stack(found).double().numpy(), axis=1, ddof=1)
+        found = by_hook(network, prompts.batch(range(N_PROMPTS), length).to(DEVICE))[at]
+        std = np.std(torch.stack(found).cpu().double().numpy(), axis=1, ddof=1)
         std = std.reshape(len(result.slope), -1)
         np.testing.assert_allclose(result.component_std[:, column], std[:, 2], rtol=1e-4)
         np.testing.assert_allclose(result.std_median[:, column], np.median(std, -1), rtol=1e-4)

@@ -2,10 +2,12 @@
 
 import dataclasses
 import math
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from devices import DEVICE
 from plain_decoder import PlainDecoder
 
 from llmprobe.synthetic import training as module
@@ -14,8 +16,8 @@ from llmprobe.synthetic.decoder_plan import DecoderPlan, DecoderTraining
 from llmprobe.synthetic.decoder_scores import SCORES, score
 from llmprobe.synthetic.layers import no_drop
 from llmprobe.synthetic.tasks import TASKS, OthelloTask
-from llmprobe.synthetic.training import train
 
+train = partial(module.train, device=DEVICE)
 SMALL = DecoderTraining(
     vocab=6, width=8, batch=16, steps=12, shortest=2, longest=4, seeds=(3, 4, 5), averages=("ema",)
 )
@@ -42,12 +44,16 @@ def opinionated(training):
     generator = torch.Generator().manual_seed(1)
     for parameter in network.parameters():
         parameter.data += torch.randn(parameter.shape, generator=generator)
-    return network
+    return network.to(DEVICE)
+
+
+def first_batch(training):
+    return tuple(x.to(DEVICE) for x in next(training.batches(0)))
 
 
 def naive(training, network, tokens):
     """The loss and the share of right answers by seed, a position at a time."""
-    allowed = training.sequences.allowed(tokens)
+    allowed = training.sequences.allowed(tokens.cpu())
     found = []
     for seed in range(len(training.seeds)):
         alone = network.member(seed)
@@ -73,18 +79,20 @@ def naive(training, network, tokens):
 def test_the_loss_equals_a_plain_loop(base, target):
     training = dataclasses.replace(base, target=target)
     network = opinionated(training)
-    tokens, allowed = next(training.batches(0))
+    tokens, allowed = first_batch(training)
     assert allowed.any(dim=-1).all() == (training.task != "othello")
     with torch.no_grad():
         got = training.losses(network, (tokens, allowed), no_drop)
         expected = naive(training, network, tokens)
-    np.testing.assert_allclose(np.array([x.numpy() for x in got]), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        np.array([x.cpu().numpy() for x in got]), expected, rtol=1e-5, atol=1e-6
+    )
 
 
 def test_the_exact_loss_is_the_mean_of_the_sampled_one():
     base = dataclasses.replace(SMALL, batch=40_000, steps=1, seeds=(0,))
     network = opinionated(base)
-    batch = next(base.batches(0))
+    batch = first_batch(base)
     with torch.no_grad():
         sampled, exact = (
             float(dataclasses.replace(base, target=target).losses(network, batch, no_drop)[0])
@@ -98,14 +106,14 @@ def test_the_exact_loss_is_the_mean_of_the_sampled_one():
 def test_only_the_positions_from_shortest_to_longest_count(target):
     training = dataclasses.replace(SMALL, target=target)
     network = opinionated(training)
-    batch = next(training.batches(0))
+    batch = first_batch(training)
     assert batch[0].shape == (3 * SMALL.batch, SMALL.longest + 1)
     forward = network.forward
 
     def spoiled(tokens, drop, places):
         logits = forward(tokens, drop=drop, places=places).logits.clone()
         assert logits.shape[1] == SMALL.longest
-        logits[:, : SMALL.shortest - 1] = 1e4 * torch.arange(SMALL.sequences.vocab)
+        logits[:, : SMALL.shortest - 1] = 1e4 * torch.arange(SMALL.sequences.vocab, device=DEVICE)
         return Predicted(logits)
 
     expected = training.losses(network, batch, no_drop)
@@ -117,7 +125,7 @@ def test_only_the_positions_from_shortest_to_longest_count(target):
 @every_target
 def test_positions_behind_the_end_of_a_game_do_not_count(target):
     training = dataclasses.replace(OTHELLO, target=target, batch=64, seeds=(0,), steps=1)
-    tokens, allowed = next(training.batches(0))
+    tokens, allowed = first_batch(training)
     live = allowed.any(dim=-1)
     assert torch.equal(live, tokens[:, 1:] != OthelloTask.END)
     assert not live.all()
@@ -156,9 +164,10 @@ def test_a_step_is_that_of_torch_on_the_plain_decoder():
     training = dataclasses.replace(
         SMALL, seeds=(7,), steps=3, clip=0.1, weight_decay=0.1, variant="mlp+prenorm"
     )
-    plain = PlainDecoder.of(training.new_network().double())
+    plain = PlainDecoder.of(training.new_network().double()).to(DEVICE)
     optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-3, weight_decay=0.1)
-    for tokens, _ in training.batches(0):
+    for drawn, _ in training.batches(0):
+        tokens = drawn.to(DEVICE)
         logits = plain(tokens[:, :-1])[:, 1:]  # from two tokens on
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 2:].flatten())
         optimizer.zero_grad()
@@ -248,7 +257,7 @@ def test_a_variant_changes_its_place_in_the_tasks_baseline(base, variant):
         with pytest.raises(ValueError, match=f"{variant} needs tokens that belong together, but"):
             dataclasses.replace(base, variant=variant)
         return
-    network = dataclasses.replace(base, variant=variant, heads=2).new_network()
+    network = dataclasses.replace(base, variant=variant, heads=2).new_network().to(DEVICE)
     expected = set(TASKS[base.task].baseline.values()) - {"baseline"}
     if variant == "randomized":
         expected = (expected - {"rotary"}) | {"learned"}
@@ -256,7 +265,7 @@ def test_a_variant_changes_its_place_in_the_tasks_baseline(base, variant):
         expected -= {p for p in expected if DECODER_PARTS[p].place == DECODER_PARTS[variant].place}
         expected |= {variant}
     assert set(network.variant.split("+")) - {"baseline"} == expected
-    tokens, _ = next(base.batches(0))
+    tokens, _ = first_batch(base)
     assert network(tokens[:, :-1]).logits.isfinite().all()
 
 
@@ -282,7 +291,7 @@ def test_what_cannot_be_trained_is_refused(wrong, reason):
 
 def test_a_plan_measures_what_score_does():
     plan = DecoderPlan(("baseline",), SMALL, (1, 5), 24)
-    network, told = SMALL.new_network(), []
+    network, told = SMALL.new_network().to(DEVICE), []
     found = plan.measure(network, lambda n, note: told.append((n, note)))
     expected = score(network, SMALL.sequences, (1, 5), 24)
     for name in SCORES:

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from devices import DEVICE, KIND
 
 from llmprobe.synthetic import decoder_scores as scoring
 from llmprobe.synthetic.decoder_network import Decoder, Predicted
@@ -31,7 +32,7 @@ def build(task, seeds=SEEDS):
     generator = torch.Generator().manual_seed(0)
     for parameter in network.parameters():
         parameter.data += torch.randn(parameter.shape, generator=generator)
-    return network
+    return network.to(DEVICE)
 
 
 class Fake(torch.nn.Module):
@@ -39,7 +40,7 @@ class Fake(torch.nn.Module):
 
     def __init__(self, logits, seeds=(0,)):
         super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.weight = torch.nn.Parameter(torch.zeros(1, device=DEVICE))
         self.logits, self.seeds = logits, seeds
         self.parts, self.context, self.pairs = {}, None, 0
 
@@ -72,7 +73,7 @@ def naive(network, task, lengths, n):
                 bad = set(range(task.vocab)) - good
                 counts[seed, column] += 1
                 guessed[seed, column] += len(bad) / task.vocab
-                logits = alone(tokens[row : row + 1, :length]).logits[0, -1].tolist()
+                logits = alone(tokens[row : row + 1, :length].to(DEVICE)).logits[0, -1].tolist()
                 total = math.log(math.fsum(math.exp(x) for x in logits))
                 target = 1 / len(good)
                 values = {
@@ -116,7 +117,7 @@ def test_the_size_of_a_chunk_changes_nothing(name, chunk, monkeypatch):
     network, told = build(task), []
     whole = score(network, task, lengths, n, advance=told.append)
     assert told == [n]
-    monkeypatch.setattr(scoring, "_CHUNK", {"cpu": chunk})
+    monkeypatch.setattr(scoring, "_CHUNK", {KIND: chunk})
     check_equal(score(network, task, lengths, n, advance=told.append), whole)
     assert sum(told) == 2 * n
     assert max(told[1:]) < n
@@ -179,7 +180,7 @@ def test_an_oracle_makes_no_mistake():
 
 def test_an_oracle_of_othello_makes_no_mistake():
     tokens = sequences(OTHELLO, 59, 30)
-    allowed = OTHELLO.allowed(tokens)
+    allowed = OTHELLO.allowed(tokens).to(DEVICE)
     found = score(Fake(lambda _: torch.where(allowed, 0.0, -1e4)), OTHELLO, (1, 20, 58, 59), 30)
     np.testing.assert_allclose(found["kl"], 0, atol=1e-12)
     assert not found["illegal_mass"].any()
@@ -189,7 +190,9 @@ def test_an_oracle_of_othello_makes_no_mistake():
 @every_task
 def test_a_guesser_has_the_mass_of_guessing(name):
     task, lengths, n = CASES[name]
-    found = score(Fake(lambda x: torch.full((*x.shape, task.vocab), 3.0)), task, lengths, n)
+    found = score(
+        Fake(lambda x: torch.full((*x.shape, task.vocab), 3.0, device=DEVICE)), task, lengths, n
+    )
     np.testing.assert_allclose(found["illegal_mass"], found["uniform_mass"], rtol=1e-12)
     np.testing.assert_allclose(found["gap"], 0, atol=1e-12)
     if name == "set-complement":
@@ -226,8 +229,8 @@ def test_what_comes_out_after_the_end_of_a_game_does_not_count():
     assert ended[:, -1].any()
 
     def logits(tokens):
-        found = torch.zeros(*tokens.shape, OTHELLO.vocab)
-        found[ended] = math.nan
+        found = torch.zeros(*tokens.shape, OTHELLO.vocab, device=DEVICE)
+        found[ended.to(DEVICE)] = math.nan
         return found
 
     found = score(Fake(logits), OTHELLO, (1, 59), 400)
@@ -256,7 +259,7 @@ def test_where_all_or_none_are_allowed_nothing_warns():
 @pytest.mark.parametrize("task", [ComplementTask(vocab=6), OthelloTask()], ids=["sets", "games"])
 def test_entropy_is_that_of_every_row_of_attention(task):
     network = Decoder(task.vocab, "prenorm", seeds=(2, 5), width=8, heads=2, layers=2)
-    for parameter in network.parameters():
+    for parameter in network.to(DEVICE).parameters():
         parameter.data *= 4
     lengths = (1, 3, task.longest)
     found = attention_entropy(network, task, lengths, 5)
@@ -268,7 +271,7 @@ def test_entropy_is_that_of_every_row_of_attention(task):
         live = task.allowed(tokens).any(dim=-1)
         rows = []
         with torch.no_grad():
-            x = one.embedding(tokens[:, :-1])
+            x = one.embedding(tokens[:, :-1].to(DEVICE))
             for layer in one.layers:
                 y = layer.norms["attention_norm"](x)
                 q, k = (

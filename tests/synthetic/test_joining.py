@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from devices import KIND
 
 from llmprobe import (
     load_result,
@@ -128,8 +129,8 @@ def test_networks_that_are_not_the_same_are_not_taken_for_it(tmp_path):
 def test_a_training_stays_on_its_device_and_version(tmp_path):
     train_synthetic(**SETS, seeds=1, lengths="16", output=tmp_path)
     path = tmp_path / "configuration.json"
-    path.write_text(path.read_text().replace('"device": "cpu"', '"device": "cuda"'))
-    with pytest.raises(CheckpointError, match=r"device 'cuda' \(asked: 'cpu'\)"):
+    path.write_text(path.read_text().replace(f'"device": "{KIND}"', '"device": "other"'))
+    with pytest.raises(CheckpointError, match=rf"device 'other' \(asked: '{KIND}'\)"):
         train_synthetic(**SETS, seeds=1, lengths="16", output=tmp_path)
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from devices import DEVICE
 
 from llmprobe import probe_variance
 from llmprobe.errors import CheckpointError
@@ -36,7 +37,7 @@ def test_the_frame_has_a_row_for_each_variant_seed_and_length(run):
 
 def test_the_numbers_are_those_of_training_and_evaluation_alone(run):
     training = SetTraining(variant="layernorm", seeds=(2,), steps=20, width=16, schedule="cosine")
-    alone = evaluate(train(training).network, 64, 32)
+    alone = evaluate(train(training, device=DEVICE).network, 64, 32)
     row = run[1].to_frame().query("variant == 'layernorm' and seed == 2 and length == 64")
     assert float(row.accuracy.iloc[0]) == pytest.approx(alone.accuracy[0], abs=1 / 32)
     assert float(row.feature_variance.iloc[0]) == pytest.approx(alone.feature_variance[0], rel=1e-3)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from devices import DEVICE
 from torch import nn
 from torch.nn import functional as F
 
@@ -27,11 +28,11 @@ def randomize(module):
     generator = rng(9)
     for parameter in module.parameters():
         parameter.data.normal_(generator=generator)
-    return module
+    return module.to(DEVICE)
 
 
 def rows(*shape):
-    return torch.randn(SEEDS * BATCH, *shape, generator=rng(1))
+    return torch.randn(SEEDS * BATCH, *shape, generator=rng(1)).to(DEVICE)
 
 
 def test_a_batch_holds_one_seed_after_another():
@@ -97,12 +98,12 @@ def test_a_norm_equals_that_of_each_seed(center, gain, bias, shape):
 
 def test_an_embedding_equals_that_of_each_seed_and_so_does_its_gradient():
     layer = randomize(SeedEmbedding(SEEDS, 11, 5))
-    tokens = torch.randint(11, (SEEDS * BATCH, 7), generator=rng(2))
+    tokens = torch.randint(11, (SEEDS * BATCH, 7), generator=rng(2)).to(DEVICE)
     answer, weight = layer(tokens), rows(7, 5)
     assert answer.shape == (SEEDS * BATCH, 7, 5)
     (answer * weight).sum().backward()
     for seed, part in enumerate(by_seed(tokens, SEEDS)):
-        alone = nn.Embedding(11, 5)
+        alone = nn.Embedding(11, 5, device=DEVICE)
         alone.weight.data.copy_(layer.weight.data[seed])
         own = alone(part)
         assert torch.equal(by_seed(answer, SEEDS)[seed], own)
@@ -120,13 +121,16 @@ def test_an_embedding_draws_each_seed_on_its_own():
 
 
 def dropout(rates, seeds=None):
-    return SeedDropout(rates, [rng(seed) for seed in seeds or range(len(rates))])
+    generators = [torch.Generator(DEVICE) for _ in rates]
+    for generator, seed in zip(generators, seeds or range(len(rates)), strict=True):
+        generator.manual_seed(seed)
+    return SeedDropout(rates, generators)
 
 
 @pytest.mark.parametrize("shape", [(2000,), (20, 100), (2, 10, 100)])
 def test_dropout_keeps_its_share_and_the_mean(shape):
     rates = (0.1, 0.3, 0.75)
-    x = torch.ones(SEEDS * BATCH, *shape)
+    x = torch.ones(SEEDS * BATCH, *shape, device=DEVICE)
     dropped = by_seed(dropout(rates)(x), SEEDS)
     for rate, own in zip(rates, dropped, strict=True):
         kept = own != 0
@@ -157,7 +161,7 @@ def test_a_seeds_mask_does_not_depend_on_its_neighbors():
 
 
 def test_masks_differ_from_call_to_call_and_from_seed_to_seed():
-    drop, x = dropout((0.5, 0.5, 0.5)), torch.ones(SEEDS * BATCH, 50)
+    drop, x = dropout((0.5, 0.5, 0.5)), torch.ones(SEEDS * BATCH, 50, device=DEVICE)
     first, second = by_seed(drop(x), SEEDS), by_seed(drop(x), SEEDS)
     assert not torch.equal(first, second)
     assert not torch.equal(first[0], first[1])

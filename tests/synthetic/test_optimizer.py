@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from devices import DEVICE
 from torch import nn
 
 from llmprobe.synthetic.optimizer import SeedAdamW, clip_by_seed
@@ -14,7 +15,8 @@ every_rates = pytest.mark.parametrize("rates", RATES, ids=["different", "equal",
 
 def draw(seed):
     generator = torch.Generator().manual_seed(seed)
-    return {name: torch.randn(SEEDS, *s, generator=generator) for name, s in SHAPES.items()}
+    drawn = {name: torch.randn(SEEDS, *s, generator=generator) for name, s in SHAPES.items()}
+    return {name: x.to(DEVICE) for name, x in drawn.items()}
 
 
 def parameters(tensors):
@@ -135,7 +137,7 @@ def test_a_seed_whose_gradient_is_broken_spoils_no_other():
 
 
 def test_clipping_is_each_seeds_own():
-    gradients = [torch.randn(3, 4, 5), torch.randn(3, 7)]
+    gradients = [torch.randn(3, 4, 5, device=DEVICE), torch.randn(3, 7, device=DEVICE)]
     gradients[0][2], gradients[1][2] = 1e-3, 1e-3
     expected = []
     for seed in range(3):

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from devices import DEVICE
 
 from llmprobe import load_result
 from llmprobe.base.processes import Process
@@ -27,8 +28,8 @@ ARRAYS = (*SyntheticResult.by_length, "loss", "diverged", "feature_values", "top
 
 
 def go(plan=PLAN, output=None, *, overwrite=False, report=lambda what, done, total, note: None):
-    cpu = torch.device("cpu")
-    return run_plan(plan, cpu, output=output, overwrite=overwrite, report=report)
+    device = torch.device(DEVICE)
+    return run_plan(plan, device, output=output, overwrite=overwrite, report=report)
 
 
 def check_equal(a, b):
@@ -160,7 +161,7 @@ def test_a_damaged_checkpoint_is_one_line(tmp_path):
 @pytest.fixture(scope="module")
 def trained():
     training = dataclasses.replace(BASE, variant="layernorm", averages=("bema", "ema"))
-    return training, train(training)
+    return training, train(training, device=DEVICE)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from devices import DEVICE
 
 from llmprobe import load_result, merge_results, train_synthetic
 from llmprobe.errors import CheckpointError
@@ -20,7 +21,7 @@ PLAN = SetPlan(VARIANTS, BASE, (16, 64), 16, (50, 100))
 
 def go(plan=PLAN, output=None):
     return run_plan(
-        plan, torch.device("cpu"), output=output, overwrite=False, report=lambda *words: None
+        plan, torch.device(DEVICE), output=output, overwrite=False, report=lambda *words: None
     )
 
 
@@ -68,7 +69,7 @@ def test_a_training_that_was_stopped_has_the_same_early_scores(run, tmp_path, mo
             raise Stopped
 
     with pytest.raises(Stopped):
-        run_plan(PLAN, torch.device("cpu"), output=folder, overwrite=False, report=stop)
+        run_plan(PLAN, torch.device(DEVICE), output=folder, overwrite=False, report=stop)
     again = go(output=folder)
     np.testing.assert_array_equal(again.step_accuracy, run[1].step_accuracy)
     np.testing.assert_array_equal(again.accuracy, run[1].accuracy)
@@ -108,8 +109,10 @@ def test_a_clipped_variant_is_a_training_with_clipping(monkeypatch):
     assert training_module.CLIPPED == 1
     monkeypatch.setattr(training_module, "CLIPPED", 0.01)  # less than gradients have at once
     base = dataclasses.replace(BASE, steps=4, learning_rate=0.01)
-    clipped = train(dataclasses.replace(base, variant="clipped")).network.state_dict()
-    same = train(dataclasses.replace(base, clip=0.01)).network.state_dict()
-    free = train(base).network.state_dict()
+    clipped = train(
+        dataclasses.replace(base, variant="clipped"), device=DEVICE
+    ).network.state_dict()
+    same = train(dataclasses.replace(base, clip=0.01), device=DEVICE).network.state_dict()
+    free = train(base, device=DEVICE).network.state_dict()
     assert all(torch.equal(clipped[name], same[name]) for name in same)
     assert not all(torch.equal(clipped[name], free[name]) for name in same)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from devices import DEVICE
 from textbook import Textbook
 from torch.nn import functional as F
 
@@ -46,11 +47,12 @@ def build(task, variant, *, heads=1, seeds=(0,), dtype=torch.float64, mlp_layers
     generator = torch.Generator().manual_seed(1)
     for parameter in network.parameters():
         parameter.data += 0.2 * torch.randn(parameter.shape, generator=generator).to(dtype)
-    return network
+    return network.to(DEVICE)
 
 
 def sets(task, *, n_seeds=1, length=LENGTH):
-    return SetTask.named(task).sample(n_seeds * BATCH, length, torch.Generator().manual_seed(2))
+    drawn = SetTask.named(task).sample(n_seeds * BATCH, length, torch.Generator().manual_seed(2))
+    return tuple(x.to(DEVICE) for x in drawn)
 
 
 def by_textbook(book, task, tokens, kept=1.0):
@@ -136,7 +138,7 @@ def test_a_seed_does_the_same_among_others_as_alone(variant, heads):
 def test_the_order_of_the_items_does_not_matter(variant, task):
     network = build(task, variant, heads=4)
     tokens, _ = sets(task)
-    order = torch.randperm(LENGTH, generator=torch.Generator().manual_seed(0))
+    order = torch.randperm(LENGTH, generator=torch.Generator().manual_seed(0)).to(DEVICE)
     mixed = torch.cat([tokens[:, :-1][:, order], tokens[:, -1:]], dim=1)
     answer, again = network(tokens), network(mixed)
     torch.testing.assert_close(again.logits, answer.logits)
@@ -186,6 +188,7 @@ def test_dropout_changes_what_is_read_and_nothing_else(variant):
     tokens, _ = sets("argmax")
     kept = (torch.rand(BATCH, WIDTH, generator=torch.Generator().manual_seed(4)) > 0.1) / 0.9
     assert not kept.all()
+    kept = kept.to(DEVICE)
     seen = []
 
     def drop(x):
@@ -271,8 +274,7 @@ def test_a_norm_stands_where_its_name_says():
     """What each place leaves standardized, and what it does not."""
 
     def is_standard(x):
-        zeros, ones = torch.zeros(x.shape[:-1]), torch.ones(x.shape[:-1])
-        far = x.mean(dim=-1) - zeros, x.var(dim=-1, correction=0) - ones
+        far = x.mean(dim=-1), x.var(dim=-1, correction=0) - 1
         return all(bool((d.abs() < 1e-2).all()) for d in far)
 
     tokens, _ = sets("argmax")

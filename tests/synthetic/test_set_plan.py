@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from devices import DEVICE
 from textbook import Textbook
 from torch.nn import functional as F
 
@@ -29,22 +30,24 @@ def test_a_step_is_that_of_torch_on_the_plain_network(variant):
     training = dataclasses.replace(
         SMALL, seeds=(7,), steps=3, clip=0.1, variant=variant, dropout=0.25
     )
-    textbook = Textbook.of(training.new_network().double())
+    textbook = Textbook.of(training.new_network().double().to(DEVICE))
     optimizer = torch.optim.AdamW(textbook.parameters(), lr=1e-3, weight_decay=1e-3)
     task = SetTask.named(training.task)
-    masks = torch_generator(7, "dropout", 0)
-    for tokens, labels in training.batches(0):
+    masks = torch_generator(7, "dropout", 0, device=DEVICE)
+    for tokens, labels in ([x.to(DEVICE) for x in drawn] for drawn in training.batches(0)):
         assert torch.equal(task.solve(tokens), labels)
         items, query = task.items(tokens[:, :-1]).double(), task.query(tokens[:, -1]).double()
         kept = 1.0
         if variant == "dropout":
-            kept = torch.empty(32, 16).bernoulli_(0.75, generator=masks).double() / 0.75
+            kept = (
+                torch.empty(32, 16, device=DEVICE).bernoulli_(0.75, generator=masks).double() / 0.75
+            )
         loss = F.cross_entropy(textbook(items, query, kept)[0], labels)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(textbook.parameters(), 0.1)
         optimizer.step()
-    reached = Textbook.of(train(training).network.double())
+    reached = Textbook.of(train(training, device=DEVICE).network.double())
     for name, weight in textbook.state_dict().items():
         torch.testing.assert_close(reached.state_dict()[name], weight, rtol=0, atol=1e-5)
 
@@ -85,8 +88,8 @@ def test_a_seed_meets_its_own_sets_whatever_stands_beside_it():
 
 
 def test_losses_are_those_of_each_seeds_own_examples():
-    network = SMALL.new_network()
-    tokens, labels = next(SMALL.batches(0))
+    network = SMALL.new_network().to(DEVICE)
+    tokens, labels = (x.to(DEVICE) for x in next(SMALL.batches(0)))
     loss, right = SMALL.losses(network, (tokens, labels), no_drop)
     for index in range(3):
         part = slice(32 * index, 32 * (index + 1))
@@ -120,7 +123,7 @@ def test_a_new_network_is_that_of_the_training_or_of_another_variant_of_its_shap
 
 def test_measuring_is_evaluation_at_each_length():
     plan = SetPlan(("layernorm",), SMALL, (16, 20, 40), 12)
-    network, told = SMALL.new_network("layernorm"), []
+    network, told = SMALL.new_network("layernorm").to(DEVICE), []
     found = plan.measure(network, lambda n, note: told.append((n, note)))
     assert found.keys() == {field.name for field in dataclasses.fields(Measured)}
     for column, length in enumerate(plan.lengths):

@@ -3,11 +3,16 @@
 import numpy as np
 import pytest
 import torch
+from devices import DEVICE, KIND
 
 from llmprobe.synthetic import set_scores as evaluation
 from llmprobe.synthetic.set_network import SetNetwork
 from llmprobe.synthetic.set_scores import digest_test_sets, draw_test_sets, evaluate
 from llmprobe.synthetic.tasks import TASKS, ArgmaxTask, DictionaryTask, SetTask
+
+
+def network_of(*arguments, **options):
+    return SetNetwork(*arguments, **options).to(DEVICE)
 
 
 def _brute(network, length, n_sets):
@@ -16,10 +21,10 @@ def _brute(network, length, n_sets):
     for tokens, labels in draw_test_sets(network.task, length, n_sets, seed=network.seeds[0]):
         for one, label in zip(tokens, labels, strict=True):
             with torch.no_grad():
-                answer = network(one[None])
+                answer = network(one[None].to(DEVICE))
             hits.append(int(answer.logits.argmax()) == int(label))
-            outputs.append(answer.output[0].double().numpy())
-            weights = answer.weights[0].double().numpy()
+            outputs.append(answer.output[0].cpu().double().numpy())
+            weights = answer.weights[0].cpu().double().numpy()
             entropies.append(-(weights * np.log(weights)).sum(axis=-1).mean())
             tops.append(np.sort(weights.mean(axis=0))[::-1][:16])
     x = np.array(outputs)
@@ -36,8 +41,8 @@ def _brute(network, length, n_sets):
 @pytest.mark.parametrize("task", [n for n, task in TASKS.items() if issubclass(task, SetTask)])
 @pytest.mark.parametrize("chunk", [64, 2**14])
 def test_all_statistics_equal_a_loop_over_single_sets(monkeypatch, task, chunk):
-    monkeypatch.setitem(evaluation._CHUNK, "cpu", chunk)
-    network = SetNetwork(task, "layernorm", seeds=(4, 1), width=16, heads=2)
+    monkeypatch.setitem(evaluation._CHUNK, KIND, chunk)
+    network = network_of(task, "layernorm", seeds=(4, 1), width=16, heads=2)
     measured = evaluate(network, length=20, n_sets=50)
     for index in range(2):
         expected, (x, tops) = _brute(network.member(index), 20, 50)
@@ -49,9 +54,9 @@ def test_all_statistics_equal_a_loop_over_single_sets(monkeypatch, task, chunk):
 
 
 def test_chunks_do_not_change_the_sets(monkeypatch):
-    network = SetNetwork("argmax", width=16)
+    network = network_of("argmax", width=16)
     whole = evaluate(network, length=33, n_sets=40)
-    monkeypatch.setitem(evaluation._CHUNK, "cpu", 33)
+    monkeypatch.setitem(evaluation._CHUNK, KIND, 33)
     single = evaluate(network, length=33, n_sets=40)
     assert whole.accuracy == single.accuracy
     np.testing.assert_allclose(whole.feature_variance, single.feature_variance, rtol=1e-6)
@@ -72,12 +77,12 @@ def test_a_seed_has_its_own_test_sets_whatever_the_variant_and_its_neighbors():
     )
     assert torch.equal(first, again)
     assert not (first == other).any()
-    stack = SetNetwork("argmax", "layernorm", seeds=(4, 3), width=16)
+    stack = network_of("argmax", "layernorm", seeds=(4, 3), width=16)
     pair, alone = evaluate(stack, 20, 64), evaluate(stack.member(1), 20, 64)
     assert pair.accuracy[1] == alone.accuracy[0]
     assert pair.global_mean[1] == alone.global_mean[0]
     # The same network under another seed's number is tested on that seed's sets.
-    renamed = SetNetwork("argmax", "layernorm", seeds=(9,), width=16)
+    renamed = network_of("argmax", "layernorm", seeds=(9,), width=16)
     renamed.load_state_dict(stack.member(1).state_dict())
     assert evaluate(renamed, 20, 64).global_mean[0] != alone.global_mean[0]
 
@@ -92,20 +97,20 @@ def test_digests_tell_test_sets_apart():
 
 
 def test_short_sets_have_zeros_behind_their_weights():
-    top = evaluate(SetNetwork("argmax", width=16), length=5, n_sets=8).top_weights
+    top = evaluate(network_of("argmax", width=16), length=5, n_sets=8).top_weights
     assert top.shape == (8, 16)
     assert (top[:, 5:] == 0).all()
     assert (top[:, :5] > 0).all()
 
 
 def test_weights_that_are_no_distribution_have_no_entropy():
-    measured = evaluate(SetNetwork("argmax", "normalized", width=16), length=20, n_sets=8)
+    measured = evaluate(network_of("argmax", "normalized", width=16), length=20, n_sets=8)
     assert np.isnan(measured.entropy).all()
     assert np.isfinite(measured.accuracy).all()
 
 
 def test_a_broken_seed_has_no_accuracy_and_spoils_no_other():
-    network = SetNetwork("argmax", seeds=(0, 1), width=16)
+    network = network_of("argmax", seeds=(0, 1), width=16)
     network.attention.v_proj.weight.data[0] = torch.nan
     measured = evaluate(network, length=20, n_sets=8)
     assert np.isnan(measured.accuracy).tolist() == [True, False]
@@ -113,7 +118,7 @@ def test_a_broken_seed_has_no_accuracy_and_spoils_no_other():
 
 def test_every_item_is_reported():
     done = []
-    evaluate(SetNetwork("argmax", seeds=(0, 1), width=16), 100, 30, advance=done.append)
+    evaluate(network_of("argmax", seeds=(0, 1), width=16), 100, 30, advance=done.append)
     assert sum(done) == 2 * 100 * 30
 
 

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from devices import DEVICE
 
 from llmprobe.synthetic.set_network import PARTS
 from llmprobe.synthetic.softmaxes import (
@@ -22,18 +23,18 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 def logits(n, *, maps=1, scale=1.0, dtype=torch.float64):
     generator = torch.Generator().manual_seed(n)
     shape = (SEEDS * BATCH, maps * HEADS, n)
-    return scale * torch.randn(shape, generator=generator, dtype=dtype)
+    return scale * torch.randn(shape, generator=generator, dtype=dtype).to(DEVICE)
 
 
 def build(kind):
-    return kind(SEEDS, HEADS, SIZE).double()
+    return kind(SEEDS, HEADS, SIZE).double().to(DEVICE)
 
 
 def randomize(module):
     generator = torch.Generator().manual_seed(3)
     for parameter in module.parameters():
         noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
-        parameter.data += 0.3 * noise
+        parameter.data += 0.3 * noise.to(DEVICE)
     return module
 
 
@@ -49,7 +50,7 @@ def test_shape_order_and_a_constant_in_all_logits(kind, n):
     weights = softmax(x)
     assert weights.shape == (SEEDS * BATCH, HEADS, n)
     assert weights.isfinite().all()
-    order = torch.randperm(n, generator=torch.Generator().manual_seed(0))
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(0)).to(DEVICE)
     if kind is not RandomItems:  # which items, is a lot that their places draw
         torch.testing.assert_close(softmax(x[..., order]), weights[..., order])
     shift = logits(1, maps=softmax.maps)
@@ -61,7 +62,7 @@ def test_a_seed_gets_what_its_parameters_say(kind):
     softmax = randomize(build(kind))
     x = logits(5, maps=softmax.maps)
     for seed in range(SEEDS):
-        one = kind(1, HEADS, SIZE).double()
+        one = kind(1, HEADS, SIZE).double().to(DEVICE)
         one.load_state_dict({k: v[seed : seed + 1] for k, v in softmax.state_dict().items()})
         part = slice(seed * BATCH, (seed + 1) * BATCH)
         torch.testing.assert_close(one(x[part]), softmax(x)[part])
@@ -75,7 +76,8 @@ def test_weights_are_positive_and_sum_to_one(kind, cold):
     for n in (1, 7, 500):
         weights = softmax(logits(n))
         assert (weights >= 0).all()
-        torch.testing.assert_close(weights.sum(dim=-1), torch.ones(SEEDS * BATCH, HEADS).double())
+        sums = weights.sum(dim=-1)
+        torch.testing.assert_close(sums, torch.ones_like(sums))
 
 
 def test_ssmax_begins_as_the_softmax_of_ten_items():
@@ -90,7 +92,7 @@ def test_ssmax_does_not_disperse():
     """One logit above equal ones by more than 1 / s keeps its weight however many there are."""
     plain, scalable = [], []
     for n in (10, 1000, 100_000):
-        x = torch.zeros(SEEDS, HEADS, n, dtype=torch.float64)
+        x = torch.zeros(SEEDS, HEADS, n, dtype=torch.float64, device=DEVICE)
         x[..., 0] = 4.0
         plain.append(build(Softmax)(x)[0, 0, 0].item())
         scalable.append(build(ScalableSoftmax)(x)[0, 0, 0].item())

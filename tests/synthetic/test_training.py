@@ -4,9 +4,11 @@ import dataclasses
 import gc
 import math
 import weakref
+from functools import partial
 
 import pytest
 import torch
+from devices import DEVICE
 
 from llmprobe.errors import CheckpointError
 from llmprobe.runs.checkpoints import read_checkpoint, write_checkpoint
@@ -21,9 +23,9 @@ from llmprobe.synthetic.training import (
     seed_generators,
     steps_of,
     take_step,
-    train,
 )
 
+train = partial(module.train, device=DEVICE)
 SMALL = SetTraining(width=16, batch=32, steps=50, seeds=(3, 4, 5))
 DECODER = DecoderTraining(width=16, batch=8, steps=50, seeds=(3, 4))
 
@@ -180,11 +182,11 @@ def test_a_step_moves_by_the_share_of_its_own_time():
     training = dataclasses.replace(SMALL, steps=10, warmup=10, weight_decay=0.0)
     moved = []
     for step in (0, 4):
-        network = training.new_network()
+        network = training.new_network().to(DEVICE)
         weights = dict(network.named_parameters())
         before = {name: weight.detach().clone() for name, weight in weights.items()}
         optimizer = SeedAdamW(weights, training.each("learning_rate"), training.weight_decay)
-        batch = next(training.batches(0))
+        batch = tuple(x.to(DEVICE) for x in next(training.batches(0)))
         numbers = take_step(training, network, optimizer, batch, step)
         assert numbers.shape == (2, 3)
         assert not numbers.requires_grad
