@@ -4,7 +4,8 @@ Question: argmax retrieval, dictionary lookup and recall with differential atten
     is right beyond the training lengths than with one softmax?
 Expected: less attention on what does not matter, so better retrieval from long contexts (arXiv
     2410.05258).
-Measured: nothing yet.
+Measured: dictionary confirmed, +8.2 points [+4.1, +12.3] at 1,024 items; argmax reversed, -9.9
+    [-11.9, -7.9] (8 seeds); recall undecided (4 seeds).
 """
 
 from pathlib import Path

@@ -4,7 +4,8 @@ Question: over the runs of the recipes for related systems, what is the longest 
     system solves (90 % right), over its longest training length?
 Expected: each paper reports that its own system goes furthest; none compares them on one task with
     several seeds.
-Measured: nothing yet.
+Measured: over sets up to 16 times (entmax, differential); sums, strings and recall at most 1.5
+    times (coupled positions), most no further than training. See figures/README.md.
 
 The recipes of related systems train with `train_runs`. Without a scale this one draws what they
 saved; with one it runs them all first, which resumes.
@@ -89,7 +90,7 @@ def main(
     ticks = [0, 0.5, 1, 2, 4, 8, 16, 32, 64, 128, 256]
     ax.set_xticks([x for x in ticks if x <= 1.5 * np.nanmax(table.solved)])
     ax.xaxis.set_major_formatter(lambda x, _: f"{x:g}×")
-    ax.set(xlabel="longest length solved (90 % right) over that of training; a dot is a seed")
+    ax.set(xlabel="longest length solved over that of training; a dot is a seed", xlim=(-0.2, 24))
     ax.set(ylabel="")
     for ending in ("png", "pdf"):
         figure.savefig(output / f"{NAME}.{ending}", dpi=150)

@@ -4,7 +4,8 @@ Question: argmax retrieval, dictionary lookup and majority with standardized log
     softmax (normalized): how much more is right beyond the training lengths?
 Expected: the variance of the output does not fall with the number of items, and sets of other sizes
     are handled better (arXiv 2005.09561).
-Measured: nothing yet.
+Measured: reversed: -39 points [-40, -38] on argmax and -47 [-50, -44] on dictionary at 1,024 items
+    (8 seeds); majority undecided (4 seeds).
 """
 
 from pathlib import Path

@@ -6,7 +6,9 @@ Question: a decoder of one layer learns reversed addition of up to 10 digits wit
     20: does it reach longer inputs for small k alone?
 Expected: coupled positions add 200 digits after training on 30; tasks generalize if few tokens
     matter and positions are coupled (arXiv 2502.16792).
-Measured: nothing yet.
+Measured: the first half in part. Without coupled positions one layer does not learn its training
+    digits. With them it does, and trained on 20 digits it adds 40 in 51 % of cases [21, 82], 60 in
+    9 % (4 seeds): three times the training length is not solved. The parities were not run yet.
 """
 
 from pathlib import Path

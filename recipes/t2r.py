@@ -5,7 +5,8 @@ Question: a decoder learns to recall values by keys with softmax attention; if t
     and better than trained with linear attention from the beginning?
 Expected: fine-tuning keeps most of the quality at linear cost, and beats linear attention from
     scratch (arXiv 2103.13076).
-Measured: nothing yet.
+Measured: undecided: two of 4 seeds learn recall at all. Of 8 pairs 50 % are right with softmax,
+    34 % after the swap, none with linear attention from the beginning.
 """
 
 from pathlib import Path

@@ -24,7 +24,7 @@ SOLVED = 0.9
 
 @table
 def related(root: Path) -> str:
-    head = "claim|task: training, seeds, steps|variant| longest solved| at| difference|verdict"
+    head = "claim|run, task: training, seeds, steps|variant| longest solved| at| difference|verdict"
     return rows(head, _lines(root / "figures"))
 
 
@@ -34,12 +34,17 @@ def _lines(figures: Path) -> Iterator[str]:
             result = saved(path.parent)
             shown = _shown(result)
             shortest, longest = result.train_lengths
-            run = f"`{result.task}`: {shortest} to {longest}, {len(result.seeds)}, {result.steps:,}"
+            name = path.parent.name.removeprefix(f"{system}_")
+            run = f"{name}, `{result.task}`: {shortest} to {longest}, {len(result.seeds)}, "
+            run += f"{result.steps:,}"
             for variant, solved in zip(result.variants, _solved(result), strict=True):
                 reach = f"×{np.mean(solved):.2g} [{solved.min():.2g}, {solved.max():.2g}]"
                 frame = compared(result, variant).set_index("length")
-                tail = f"{100 * _mean(result, variant, shown):.0f} % | "
-                if variant != result.variants[0]:
+                mean = _mean(result, variant, shown)
+                tail = f"{100 * mean:.0f} % | "
+                if variant != result.variants[0] and not mean and not _mean(result, None, shown):
+                    tail = "0 % | both at 0"
+                elif variant != result.variants[0]:
                     row = frame.loc[shown]
                     tail = f"{interval(row.difference, row.low, row.high)} | {row.verdict}"
                 yield f"{claim} | {run} | `{variant}` | {reach} | {shown:,} | {tail}"
@@ -61,6 +66,8 @@ def _solved(result: Any) -> Any:
     return np.where(right >= SOLVED, result.lengths, 0).max(axis=-1) / result.train_lengths[1]
 
 
-def _mean(result: Any, variant: str, length: int) -> float:
+def _mean(result: Any, variant: str | None, length: int) -> float:
+    """Of a variant, or of the first."""
     frame = result.summary_frame()
+    variant = variant or result.variants[0]
     return float(frame[(frame.variant == variant) & (frame.length == length)]["mean"].iloc[0])
