@@ -90,7 +90,7 @@ def main(
     ticks = [0, 0.5, 1, 2, 4, 8, 16, 32, 64, 128, 256]
     ax.set_xticks([x for x in ticks if x <= 1.5 * np.nanmax(table.solved)])
     ax.xaxis.set_major_formatter(lambda x, _: f"{x:g}×")
-    ax.set(xlabel="longest length solved over that of training; a dot is a seed", xlim=(-0.2, 24))
+    ax.set(xlabel="longest length solved over the longest of training", xlim=(-0.2, 24))
     ax.set(ylabel="")
     for ending in ("png", "pdf"):
         figure.savefig(output / f"{NAME}.{ending}", dpi=150)
