@@ -39,6 +39,7 @@ GOES_ON = {
     "a number of the host": lambda x: x * torch.tensor(2.0),
     "a fill under a mask": lambda x: x.__setitem__(x > 1, 0.0),
     "where": lambda x: torch.where(x > 1, x, 0.0),
+    "shapes alone": lambda x: x.to("meta"),
     "made there": lambda x: torch.arange(5, device=x.device) + torch.zeros(5, device=x.device),
     "from pinned memory": lambda x: X.pin_memory().to(x.device, non_blocking=True),
     "sorting": lambda x: (x.sort().values, x.topk(2)),

@@ -24,10 +24,6 @@ NOT_ELSEWHERE = {
     "test_accelerate_places_the_model_if_asked": "accelerate's plan is by what memory is free",
 }
 """Tests that are about the CPU."""
-NOT_SIMULATED = {
-    "test_what_does_not_run_its_own_forward_is_refused_in_one_line": "DataParallel is for CUDA",
-}
-"""Tests that the simulated device cannot be asked, though a GPU can."""
 
 
 if DEVICE.startswith("sim"):
@@ -60,5 +56,4 @@ def why_not(name: str, path: Sequence[str]) -> str | None:
         return None
     if not set(SUITES) & set(path) and path[-1] not in FILES:
         return "it does not depend on the device"
-    not_here = NOT_ELSEWHERE | (NOT_SIMULATED if DEVICE.startswith("sim") else {})
-    return not_here.get(name)
+    return NOT_ELSEWHERE.get(name)

@@ -262,6 +262,8 @@ def _copied(name: str, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         options = {key: x for key, x in kwargs.items() if key not in ("device", "non_blocking")}
         options.pop("pin_memory", None)
         target = torch.device(kwargs.get("device") or source.device)
+        if target.type == "meta":  # no number is copied
+            options["device"] = target
         host = func(source._host if isinstance(source, SimTensor) else source, **options)
         _note_copy(source, target, kwargs.get("non_blocking", False), host)
         return SimTensor(host, target.index or 0) if target.type == NAME else host
@@ -277,7 +279,7 @@ def _copied(name: str, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 def _note_copy(source: Tensor, target: torch.device, non_blocking: bool, host: Tensor) -> None:
     came = source.device
-    if came.type == target.type:
+    if came.type == target.type or target.type == "meta":
         note("queue", "copy" if came == target else "copy between devices")
     elif came.type == NAME:
         early = non_blocking and is_pinned(host)
