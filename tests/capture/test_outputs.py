@@ -46,7 +46,7 @@ def test_outputs_and_heads_equal_brute_force_and_change_no_logit(family):
 
 @pytest.mark.parametrize("family", ENCODERS)
 def test_heads_and_rows_of_encoders_equal_brute_force(family):
-    model, tokens = encoder(family), torch.arange(3, 27).reshape(2, 12)
+    model, tokens = encoder(family), torch.arange(3, 27, device=DEVICE).reshape(2, 12)
     expected, weights = plain(family, tokens)
     with capture_attention(model, at="heads") as heads:
         model(tokens)

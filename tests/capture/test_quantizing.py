@@ -123,5 +123,5 @@ def test_fp8_weights_become_the_floats_they_stand_for(tmp_path):
     assert loaded.dtype == "float32"
     assert len(meant) == 14
     for name, expected in meant.items():
-        torch.testing.assert_close(weights[name].data, expected, rtol=2**-7, atol=0)
+        torch.testing.assert_close(weights[name].data.cpu(), expected, rtol=2**-7, atol=0)
     assert check_capture(loaded, length=16).passed

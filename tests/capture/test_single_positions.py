@@ -114,7 +114,9 @@ def test_slices_of_positions_and_prefixes_give_the_same(family, monkeypatch):
     monkeypatch.setattr(FewPositions, "_shown", counting)
     with in_slices(deepest(model), 2 * 7):
         got = heads()
-    assert sizes == ([40] if family in WITH_A_MASK else [7, 7, 7, 7, 7, 5])
+    # Slices are for the caches of a CPU.
+    whole = family in WITH_A_MASK or tokens.device.type != "cpu"
+    assert sizes == ([40] if whole else [7, 7, 7, 7, 7, 5])
     error, scale = ((x.square().mean().sqrt()) for x in (got - expected, expected))
     assert error <= 1e-6 * scale
 

@@ -89,7 +89,7 @@ def test_the_table_grows_beyond_what_was_learned():
     model = tiny("llama")
     types = TokenTypes.found(model, first(model), tokens_for()[:, :8])
     there = types._n_rows
-    types.learn(torch.arange(3, 23))
+    types.learn(torch.arange(3, 23, device=DEVICE))
     assert there < types._n_rows <= there + 20
     assert len(types._tables[0]) == there + 20
     assert types.holds(first(model), tokens_for(seed=4))

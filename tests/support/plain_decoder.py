@@ -331,7 +331,7 @@ def turn(x: Tensor, places: Tensor) -> Tensor:
     half = x.shape[-1] // 2
     columns: list[Tensor] = [x[..., 0]] * (2 * half)
     for j in range(half):
-        angle = places * 10_000.0 ** torch.tensor(-j / half, dtype=torch.float64)
+        angle = places * 10_000.0 ** torch.tensor(-j / half, dtype=torch.float64, device=x.device)
         cos, sin = torch.cos(angle).to(x), torch.sin(angle).to(x)
         a, b = x[..., j], x[..., j + half]
         columns[j], columns[j + half] = a * cos - b * sin, a * sin + b * cos

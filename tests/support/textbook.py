@@ -190,7 +190,7 @@ class Textbook(nn.Module):
         measure = scores
         if "sparse-random" in self.parts:
             lots = numpy_generator(0, "sparse").random((n, self.heads))
-            measure = torch.from_numpy(lots.T)[:, None].expand_as(scores)
+            measure = torch.from_numpy(lots.T)[:, None].expand_as(scores).to(scores.device)
         if self.parts & {"sparse", "sparse-random"}:
             kept = min(n, max(1, 5 * math.ceil(math.log(n))))
             least = measure.topk(kept, dim=-1).values[..., -1:]

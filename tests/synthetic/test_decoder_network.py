@@ -68,7 +68,7 @@ def draw(n=BATCH, length=LENGTH):
 
 def draw_own(n=BATCH, length=LENGTH, most=LENGTH + 4):
     """Places that are all over the context, and not in order."""
-    return torch.randint(most, (n, length), generator=torch.Generator().manual_seed(5))
+    return torch.randint(most, (n, length), generator=torch.Generator().manual_seed(5)).to(DEVICE)
 
 
 def of_seed(index):
@@ -120,7 +120,7 @@ def test_places_from_outside_are_those_of_the_plain_decoder(variant):
         torch.testing.assert_close(logits[own], expected, rtol=1e-10, atol=1e-10)
         one = reference(tokens[own], places=places[[1] * BATCH])
         torch.testing.assert_close(shared.logits[own], one, rtol=1e-10, atol=1e-10)
-    ordinary = torch.arange(LENGTH).expand(3 * BATCH, -1)
+    ordinary = torch.arange(LENGTH, device=DEVICE).expand(3 * BATCH, -1)
     torch.testing.assert_close(network(tokens, places=ordinary).logits, plain)
 
 
