@@ -37,12 +37,12 @@ def known_kinds() -> dict[str, type[Result]]:
     return dict(Result.kinds)
 
 
-def _known(name: object) -> type[Result] | None:
+def _known(name: Any) -> type[Result] | None:
     """The kind of a name; most are in a module of that name, and the others are not imported."""
     named = str(name).replace("-", "_")
     if named in {module.name for module in iter_modules(llmprobe.results.__path__)}:
         import_module(f"llmprobe.results.{named}")
-    return Result.kinds.get(str(name)) or known_kinds().get(str(name))
+    return Result.kinds.get(name) or known_kinds().get(name)
 
 
 def comparable_kinds() -> list[str]:
