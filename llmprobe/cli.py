@@ -4,6 +4,8 @@ Nothing heavy is imported before a command runs, so `--help` answers at once. Er
 library raises on purpose become one line on stderr and exit code 1; wrong usage is exit code 2.
 """
 
+import atexit
+import gc
 import inspect
 import io
 import json
@@ -19,6 +21,7 @@ from typer.core import TyperCommand, TyperGroup
 
 import llmprobe
 from llmprobe.commands.ablation import ablate
+from llmprobe.commands.importing import importing
 from llmprobe.commands.listing import ls
 from llmprobe.commands.options import FLAG, OUTPUT_PANEL, Json
 from llmprobe.commands.probes import attention, check, loss, retrieval, variance
@@ -85,6 +88,7 @@ def _root(
     """Options for every command come before its name."""
 
 
+@importing()
 def env(as_json: Json = False) -> None:
     """Versions, device, memory, hub access and optional extras."""
     from llmprobe.base.machine import environment
@@ -147,6 +151,8 @@ def main() -> None:
     """The console script."""
     # A scheduler that ends a job gets what Ctrl-C gets: finished pieces are kept, and it is said.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # A process that ends would look for garbage among all modules: about a second with torch.
+    atexit.register(gc.freeze)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # what a terminal cannot show is no error
             stream.reconfigure(errors="backslashreplace")

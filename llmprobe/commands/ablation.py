@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from llmprobe.commands.importing import importing
 from llmprobe.commands.options import (
     MODEL,
     OUTPUT,
@@ -64,7 +65,8 @@ def ablate(
 
     Classes of heads are knocked out, next to as many random heads of the same layers.
     """
-    from llmprobe.probes.ablation import AblationProbe, AblationRequest
+    with importing():
+        from llmprobe.probes.ablation import AblationProbe, AblationRequest
 
     own: dict[str, Any] = {
         "heads": heads,

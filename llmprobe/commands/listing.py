@@ -7,10 +7,12 @@ from typing import Annotated
 
 import typer
 
+from llmprobe.commands.importing import importing
 from llmprobe.commands.options import Debug, Json
 from llmprobe.commands.showing import say, say_names
 
 
+@importing()
 def ls(
     what: Annotated[
         str | None,

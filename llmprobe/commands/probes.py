@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from llmprobe.commands.importing import importing
 from llmprobe.commands.options import (
     ALL_LAYERS,
     LOADING,
@@ -47,8 +48,9 @@ def check(
 
     Hooked logits, eager attention, single rows, padding: what fails is named, with what to try.
     """
-    from llmprobe.capture.checks import check_capture
-    from llmprobe.capture.loading import load_model
+    with importing():
+        from llmprobe.capture.checks import check_capture
+        from llmprobe.capture.loading import load_model
 
     loaded = load_model(model, **load)
     report = check_capture(loaded, length=length)
@@ -84,7 +86,8 @@ def variance(
 
     The standard deviation over prompts by length, its slope with a 95 % CI, and a label.
     """
-    from llmprobe.probes.variance import VarianceProbe, VarianceRequest
+    with importing():
+        from llmprobe.probes.variance import VarianceProbe, VarianceRequest
 
     own: dict[str, Any] = {"at": at, "component": component, "reference": reference}
     run_probe(VarianceProbe, VarianceRequest, **own, null=null, chunk=chunk, **shared)
@@ -96,8 +99,9 @@ def attention(**shared: Any) -> None:
 
     Entropy, effective tokens, sinks and logit spread by length, and the terms of each slope.
     """
-    from llmprobe.probes.attention import AttentionProbe
-    from llmprobe.probes.request import Request
+    with importing():
+        from llmprobe.probes.attention import AttentionProbe
+        from llmprobe.probes.request import Request
 
     run_probe(AttentionProbe, Request, **shared)
 
@@ -108,7 +112,8 @@ def loss(same_targets: SameTargets = None, chunk: Chunk = None, **shared: Any) -
 
     Nats per token and bits per byte of a text. --same-targets: what more context buys.
     """
-    from llmprobe.probes.loss import LossProbe, LossRequest
+    with importing():
+        from llmprobe.probes.loss import LossProbe, LossRequest
 
     run_probe(LossProbe, LossRequest, same_targets=same_targets, chunk=chunk, **shared)
 
@@ -119,6 +124,7 @@ def retrieval(**shared: Any) -> None:
 
     Right answers by length next to chance, and which heads attend to their source.
     """
-    from llmprobe.probes.retrieval import RetrievalProbe, RetrievalRequest
+    with importing():
+        from llmprobe.probes.retrieval import RetrievalProbe, RetrievalRequest
 
     run_probe(RetrievalProbe, RetrievalRequest, **shared)

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from llmprobe.commands.importing import importing
 from llmprobe.commands.options import (
     MODEL,
     OUTPUT,
@@ -104,8 +105,9 @@ def remedy(
 
     All treatments see the same prompts. A sham does as much in the wrong places.
     """
-    from llmprobe.probes.remedies import RemedyProbe
-    from llmprobe.probes.remedy_request import RemedyRequest
+    with importing():
+        from llmprobe.probes.remedies import RemedyProbe
+        from llmprobe.probes.remedy_request import RemedyRequest
 
     own: dict[str, Any] = {
         "remedies": remedies,

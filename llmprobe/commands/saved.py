@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from llmprobe.commands.importing import importing
 from llmprobe.commands.options import FLAG, OUTPUT_PANEL, PATH, Debug, Json, Overwrite, choice
 from llmprobe.commands.running import check_drawing, check_place
 from llmprobe.commands.showing import (
@@ -26,6 +27,7 @@ FIGURE: dict[str, Any] = {"rich_help_panel": "Figure"}
 OUTPUT: dict[str, Any] = {"rich_help_panel": OUTPUT_PANEL}
 
 
+@importing()
 def show(
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="Folder of a result or a run.", **PATH)
@@ -103,6 +105,7 @@ def _series(result: "Result", options: dict[str, Any]) -> Any:
     return result
 
 
+@importing()
 def plot(
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="Folder of a saved result.", **PATH)
@@ -173,6 +176,7 @@ def plot(
     say(str(target))
 
 
+@importing()
 def compare(
     folders: Annotated[
         list[Path],

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from llmprobe.commands.importing import importing
+
 if TYPE_CHECKING:
     from llmprobe.results.base import Result
 
@@ -109,6 +111,7 @@ def print_result(result: "Result", folder: Path, table: Any) -> None:
     say(f"saved: {folder} ({there})")
 
 
+@importing()
 def draw_figures(result: "Result", folder: Path) -> None:
     """Draw the figures that a saved result lacks, or that are older than it."""
     saved = (folder / "result.json").stat().st_mtime_ns

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from llmprobe.commands.importing import importing
 from llmprobe.commands.naming import default_folder
 from llmprobe.commands.options import (
     FLAG,
@@ -206,9 +207,10 @@ def train_synthetic(
 def _train(
     options: dict[str, Any], search: int | None, folder: Path, *, as_json: bool, quiet: bool
 ) -> None:
-    from llmprobe.base.files import is_result
-    from llmprobe.synthetic.lab import search_synthetic
-    from llmprobe.synthetic.lab import train_synthetic as train
+    with importing():
+        from llmprobe.base.files import is_result
+        from llmprobe.synthetic.lab import search_synthetic
+        from llmprobe.synthetic.lab import train_synthetic as train
 
     check_drawing()
     is_main = join_processes()

@@ -37,6 +37,14 @@ def known_kinds() -> dict[str, type[Result]]:
     return dict(Result.kinds)
 
 
+def _known(name: Any) -> type[Result] | None:
+    """The kind of a name; most are in a module of that name, and the others are not imported."""
+    named = str(name).replace("-", "_")
+    if named in {module.name for module in iter_modules(llmprobe.results.__path__)}:
+        import_module(f"llmprobe.results.{named}")
+    return Result.kinds.get(name) or known_kinds().get(name)
+
+
 def comparable_kinds() -> list[str]:
     """Kinds whose results can be drawn in one figure."""
     return [name for name, kind in known_kinds().items() if kind.comparable]
@@ -104,7 +112,7 @@ def _is_replaced(folder: Path) -> bool:
 def _load(folder: Path) -> Result:
     try:
         document = _read_document(folder)
-        kind: Any = known_kinds()[document["kind"]]
+        kind: Any = _known(document["kind"])
         fields = dict(document["fields"])
         _check_names(folder, kind, [*fields, *document["arrays"]], what=f"{kind.kind} result")
         _check_names(folder, Provenance, fields["provenance"], what="provenance")
@@ -177,7 +185,7 @@ def _read_document(folder: Path) -> dict[str, Any]:
             "; upgrade llmprobe to open it" if isinstance(schema, int) and schema > SCHEMA else ""
         )
         raise ResultFormatError(f"{path} has schema {schema!r}, this version reads {SCHEMA}{hint}")
-    if document.get("kind") not in known_kinds():
+    if _known(document.get("kind")) is None:
         known = ", ".join(known_kinds())
         raise ResultFormatError(
             f"{path} has kind {document.get('kind')!r}, known: {known}; upgrade llmprobe to open it"

@@ -121,6 +121,19 @@ def test_every_kind_opens_and_draws_without_torch(run_python):
     assert done.stdout.splitlines() == [f"{folder.name} False" for folder in FOLDERS]
 
 
+def test_a_result_opens_without_the_modules_of_other_kinds(run_python):
+    script = (
+        "import sys\n"
+        "from llmprobe import load_result\n"
+        "kind = type(load_result(sys.argv[1]))\n"
+        "modules = {k.__module__ for k in kind.kinds.values()}\n"
+        "print(kind.kind, *(modules - {c.__module__ for c in kind.__mro__}))"
+    )
+    for folder in FOLDERS:
+        if folder.name != "synthetic":  # its module is `accuracy`, which is found by importing all
+            assert run_python(script, folder).stdout.split() == [folder.name]
+
+
 @pytest.mark.parametrize(
     ("kind", "headline", "numbers"),
     [
