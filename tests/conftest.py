@@ -22,6 +22,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pytest
 import torch
+import typer.main
 from checkout import ROOT
 from devices import DEVICE, noting, what_computed, why_not
 from hypothesis import settings
@@ -40,6 +41,8 @@ torch.set_num_threads(1)  # the models are tiny: more threads only wait for each
 
 # How fast this machine multiplies is measured by every probe, and does not change meanwhile.
 sweeps.matmul_rate = cached(sweeps.matmul_rate)
+# The parser of all commands takes longer to build than most of them take.
+typer.main.get_command = cached(typer.main.get_command)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
