@@ -39,7 +39,7 @@ demo: $(READY)
 # DEVICE=cuda runs the suites of captures, edits, probes and the lab there; DEVICE=sim on the
 # simulated device of the tests.
 test: $(READY)
-	LLMPROBE_TEST_DEVICE=$(DEVICE) $(BIN)/python -m pytest $(if $(DEVICE),$(ON_DEVICE),-n auto)
+	LLMPROBE_TEST_DEVICE=$(DEVICE) $(BIN)/python -m pytest $(if $(DEVICE),$(ON_DEVICE),-n auto --dist worksteal)
 
 ON_DEVICE := tests/base tests/capture tests/probes tests/synthetic tests/test_simulated.py tests/test_on_device.py
 

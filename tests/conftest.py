@@ -10,6 +10,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # Some virtual machines announce AMX and kill a process that uses it, in bfloat16 products.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
+import gc
 import runpy
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pytest
 import torch
+import typer.main
 from checkout import ROOT
 from devices import DEVICE, noting, what_computed, why_not
 from hypothesis import settings
@@ -33,11 +35,14 @@ from llmprobe.results.variance import VarianceResult
 
 settings.register_profile("here", deadline=None)  # a busy machine is no failure
 settings.load_profile("here")
+gc.disable()  # until all is imported: it would walk all modules of torch again and again
 torch.set_num_threads(1)  # the models are tiny: more threads only wait for each other
 
 
 # How fast this machine multiplies is measured by every probe, and does not change meanwhile.
 sweeps.matmul_rate = cached(sweeps.matmul_rate)
+# The parser of all commands takes longer to build than most of them take.
+typer.main.get_command = cached(typer.main.get_command)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -46,6 +51,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         reason = why_not(item.name.partition("[")[0], item.path.parts)
         if reason is not None:
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_collection_finish() -> None:
+    """All that is imported stays: from now on the garbage collector leaves it out of its walks."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

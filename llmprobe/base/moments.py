@@ -28,6 +28,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from llmprobe.base.nesting import nest
 from llmprobe.base.transfers import as_float64, fetch_arrays, upload
 
 State = dict[str, NDArray[Any]]
@@ -65,6 +66,12 @@ class Accumulator(ABC):
         if type(other) is not type(self):
             raise ValueError(f"merge: cannot join {other!r} to {self!r}; they must be alike")
         if other.shape is None:
+            return self
+        if self.shape is None:  # nothing is added to a tensor in place, so both may have it
+            self.shape = other.shape
+            for name in (*self._parts, "nonfinite"):
+                setattr(self, name, getattr(other, name))
+            self.n_prompts = other.n_prompts
             return self
         self._open(other.shape, other.nonfinite.device)
         device = self.nonfinite.device
@@ -271,6 +278,38 @@ class Groups(Generic[A]):
         """All prompts but those of one group, which may have none."""
         return self._join(set(self.parts) - {group})
 
+    def without_each(self, groups: Sequence[int]) -> list[A]:
+        """`without` each of these groups, to the bit, in much fewer operations.
+
+        All are joined at once: one more axis in front says which group is left out, and there that
+        group is of no prompts.
+        """
+        every = self.make()
+        for number in sorted(self.parts):
+            part = self.parts[number]
+            if part.shape is None:
+                continue
+            copies = self.make().merge(part)
+            copies.shape = (len(groups), *part.shape)
+            for name, value in part.tensors().items():
+                if name != "n_prompts":
+                    repeated = value.repeat(len(groups), *[1] * value.ndim)
+                    for row, group in enumerate(groups):
+                        if group == number:
+                            repeated[row] = 0
+                    setattr(copies, name, repeated)
+            every.merge(copies)
+        left = []
+        for row, group in enumerate(groups):
+            one = self.make()
+            if every.shape is not None:
+                one.shape = every.shape[1:]
+                for name, value in every.tensors().items():
+                    setattr(one, name, value if name == "n_prompts" else value[row])
+            one.n_prompts = sum(n for number, n in self.sizes().items() if number != group)
+            left.append(one)
+        return left
+
     def only(self, groups: Iterable[int]) -> A:
         """The prompts of these groups."""
         return self._join(groups)
@@ -293,20 +332,19 @@ class Groups(Generic[A]):
     def from_state(cls, make: Callable[[], A], state: Mapping[str, NDArray[Any]]) -> Self:
         new = cls(make)
         kind = type(make())
-        for group in sorted({int(name.split("/")[0]) for name in state}):
-            prefix = f"{group}/"
-            part = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
-            new.parts[group] = kind.from_state(part)
+        parts = nest(state, "/")
+        for group in sorted(map(int, parts)):
+            new.parts[group] = kind.from_state(parts[str(group)])
         return new
 
     def _join(self, groups: Any) -> A:
         total = self.make()
-        some = next(iter(self.parts.values()), None)
-        if some is not None and some.shape is not None:  # no group is zero prompts of this shape
-            total._open(some.shape, some.nonfinite.device)
         # In a fixed order, so that the same groups give the same bits wherever they came from.
         for group in sorted(groups):
             total.merge(self.parts[group])
+        some = next(iter(self.parts.values()), None)
+        if total.shape is None and some is not None and some.shape is not None:
+            total._open(some.shape, some.nonfinite.device)  # no group: zero prompts of this shape
         return total
 
 

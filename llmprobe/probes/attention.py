@@ -35,7 +35,14 @@ from llmprobe.probes.probe import LoadOptions, Probe, start
 from llmprobe.probes.prompts import PromptSource
 from llmprobe.probes.query_positions import places
 from llmprobe.probes.request import DEFAULT_LENGTHS, Prepared, Request, prepare
-from llmprobe.probes.summaries import NOTHING_FINITE, by_series, few_prompts, left_out, rounded
+from llmprobe.probes.summaries import (
+    NOTHING_FINITE,
+    by_series,
+    few_prompts,
+    left_out,
+    rounded,
+    without_each,
+)
 from llmprobe.probes.tallies import N_GROUPS, Evidence, Tally, kept_at_all
 from llmprobe.results.attention import AttentionResult
 
@@ -319,9 +326,10 @@ def _lambda(
     if len(used) < 2:
         return columns | dict.fromkeys(names, np.full(len(keys), np.nan)), reasons
     chosen = [by_length[i] for i in used]
+    groups = sorted(chosen[0].parts)
     without = [
-        np.concatenate([groups.without(g).summary().mean for groups in chosen]).T
-        for g in (sorted(chosen[0].parts) if len(chosen[0].parts) > 1 else ())
+        np.concatenate([one.mean for one in summaries]).T
+        for summaries in without_each(chosen, groups if len(groups) > 1 else [])
     ]
     fit = fit_decay(
         np.log(sees[used]).tolist(),

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from llmprobe.base.moments import Groups, Moments, State
-from llmprobe.base.nesting import flatten, under
+from llmprobe.base.nesting import flatten
 from llmprobe.base.progress import Progress
 from llmprobe.base.transfers import as_float64, fetch_arrays
 from llmprobe.capture.discovery import AttentionLayer, LayerChoice
@@ -61,7 +61,7 @@ from llmprobe.probes.remedy_tasks import TASKS, Task, make_tasks
 from llmprobe.probes.request import DEFAULT_LENGTHS, prepare
 from llmprobe.probes.summaries import NOTHING_FINITE, few_prompts
 from llmprobe.probes.sweeps import Piece, Sweep
-from llmprobe.probes.tallies import N_GROUPS, Evidence
+from llmprobe.probes.tallies import N_GROUPS, Evidence, by_layer
 from llmprobe.probes.treatments import (
     REMEDIES,
     Treatment,
@@ -165,9 +165,10 @@ class RemedyTally(PromptTally):
 
     def merge(self, state: Mapping[str, Any], *, first: int = 0) -> None:
         super().merge(state, first=first)
+        parts = by_layer(state)
         for name in (UNTREATED, *REMEDIES):
             for layer in self.numbers:
-                if part := under(f"{name}/{layer}", state, "/"):
+                if part := parts.get((str(layer), name)):
                     groups = self.groups.setdefault((layer, name), Groups(Moments))
                     groups.merge(Groups.from_state(Moments, part))
 

@@ -15,7 +15,7 @@ from llmprobe.base.intervals import (
     ratio_estimate,
 )
 from llmprobe.base.trends import ENDS
-from llmprobe.probes.summaries import by_series
+from llmprobe.probes.summaries import by_series, without_each
 from llmprobe.probes.tallies import Evidence
 from llmprobe.probes.treatments import REMEDY, SHUFFLED, Treatment
 
@@ -134,10 +134,5 @@ def _total_std(
     for number in numbers:
         outputs = [tally.groups[number, name] for tally in tallies]
         whole.append(total([groups.total().summary() for groups in outputs]))
-        without.append(
-            [
-                total([groups.without(group).summary() for groups in outputs])
-                for group in sorted(outputs[0].parts)
-            ]
-        )
+        without.append([total(one) for one in without_each(outputs, sorted(outputs[0].parts))])
     return np.concatenate(whole), np.concatenate(without, axis=1)

@@ -51,6 +51,12 @@ def by_series(summaries: Sequence[Any], name: str, heads: bool) -> NDArray[Any]:
     return np.moveaxis(joined, 1, 0) if heads else joined[None]
 
 
+def without_each(by_length: Sequence[Groups[Any]], groups: Sequence[int]) -> list[list[Any]]:
+    """For each of these groups the summaries by length of all the others."""
+    left = [one.without_each(groups) for one in by_length]
+    return [[one.summary() for one in of_group] for of_group in zip(*left, strict=True)]
+
+
 def group_moments(
     by_length: Sequence[Groups[Moments]], heads: bool, *, are_queries: bool
 ) -> GroupMoments:

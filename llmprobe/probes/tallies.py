@@ -16,7 +16,7 @@ as if one run had seen everything. No model is needed for that.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -24,13 +24,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from llmprobe.base.moments import Groups, Moments, State
-from llmprobe.base.nesting import flatten, under
+from llmprobe.base.nesting import flatten, nest
 from llmprobe.base.transfers import fetch_arrays
 from llmprobe.capture.discovery import AttentionLayer
 from llmprobe.errors import CheckpointError
 from llmprobe.results.base import Provenance
 from llmprobe.runs.checkpoints import check_same, read_checkpoint, write_checkpoint
 from llmprobe.runs.folder import EVIDENCE
+
+T = TypeVar("T")
 
 N_GROUPS = 16
 """Of prompts, for the jackknife. Prompt i is in group i mod 16, however many prompts there are."""
@@ -104,17 +106,27 @@ class Tally:
         self.n_asked, self.n_right = self.n_asked + asked, self.n_right + right
         [chance] = state.get("chance", [np.nan])  # older evidence does not have it
         self.n_by_chance += float(chance)
+        parts = by_layer(state)
         for (layer, name), moments in self.moments.items():
-            moments.merge(Moments.from_state(under(f"{name}/{layer}", state, "/")))
+            moments.merge(Moments.from_state(parts.get((str(layer), name), {})))
         for (layer, name), groups in self.groups.items():
-            groups.merge(Groups.from_state(groups.make, under(f"{name}/{layer}", state, "/")))
+            groups.merge(Groups.from_state(groups.make, parts.get((str(layer), name), {})))
         for layer in self.numbers:
-            given = under(f"kept/{layer}", state, "/")
+            given = parts.get((str(layer), "kept"), {})
             for prompt, value in zip(
                 given.get("prompts", ()), given.get("values", ()), strict=True
             ):
                 if first + int(prompt) < self.n_kept:
                     self.kept[layer][first + int(prompt)] = torch.from_numpy(np.array(value))
+
+
+def by_layer(state: Mapping[str, T]) -> dict[tuple[str, str], dict[str, T]]:
+    """What a state has of each layer and name, in one go: it has thousands of entries."""
+    return {
+        (layer, name): part
+        for name, of_name in nest(state, "/").items()
+        for layer, part in nest(of_name, "/").items()
+    }
 
 
 def kept_at_all(tallies: Iterable[Tally], layer: int) -> list[Tensor]:
@@ -208,8 +220,9 @@ class Evidence:
             whole = provenance.arguments.get("at") == "output"
             layers = tuple(AttentionLayer(**layer) for layer in facts["layers"])
             tallies = {int(length): tally(layers) for length in facts["lengths"]}
+            by_length = nest(arrays, "/")
             for length, one in tallies.items():
-                one.merge(_filled(under(length, arrays, "/")))
+                one.merge(_filled(by_length[str(length)]))
                 _check_sizes(layers, one, whole=whole)
             return cls(
                 kind=facts["kind"],

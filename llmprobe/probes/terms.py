@@ -25,6 +25,7 @@ from llmprobe.base.intervals import divide, fit_decay, log_interval
 from llmprobe.base.moments import Groups
 from llmprobe.capture.discovery import AttentionLayer
 from llmprobe.capture.value_sums import ValueSums
+from llmprobe.probes.summaries import without_each
 from llmprobe.probes.tallies import Tally
 from llmprobe.results.attention import FACTORS, TERMS
 
@@ -62,10 +63,9 @@ def columns(
     reason = _unknown(tallies, number)
     total = _factors(_total(heads), None if reason else _total(rows))
     groups = sorted(heads[0].parts)
-    without = [
-        _factors(_without(heads, g), None if reason else _without(rows, g))
-        for g in (groups if len(groups) > 1 else ())
-    ]
+    groups = groups if len(groups) > 1 else []
+    of_sums = [None] * len(groups) if reason else without_each(rows, groups)
+    without = [_factors(*one) for one in zip(without_each(heads, groups), of_sums, strict=True)]
     sizes = list(heads[0].sizes().values())
     found: dict[str, Array] = {}
     for name, values in total.items():
@@ -150,10 +150,6 @@ def _unknown(tallies: Sequence[Tally], number: int) -> str:
 
 def _total(groups: Sequence[Groups[Any]]) -> list[Any]:
     return [one.total().summary() for one in groups]
-
-
-def _without(groups: Sequence[Groups[Any]], group: int) -> list[Any]:
-    return [one.without(group).summary() for one in groups]
 
 
 def _by_head(summaries: Sequence[Any], name: str) -> Array:

@@ -23,7 +23,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -323,6 +323,7 @@ class Result(ABC):
         return f"<p><b>{html.escape(self.headline())}</b></p>\n{table}"
 
 
+@cache
 def _version(package: str) -> str:
     try:
         return version(package)

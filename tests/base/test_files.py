@@ -2,11 +2,11 @@
 
 import copy
 import io
+import itertools
 import json
 import os
 import pickle
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -14,7 +14,8 @@ import zipfile
 
 import numpy as np
 import pytest
-from checkout import ROOT
+from attack import Forked
+from samples import make_variance_result
 
 from llmprobe import ResultExistsError, ResultFormatError, load_result
 from llmprobe.base.files import as_path, read_arrays, replacing, write_arrays, write_folder
@@ -121,31 +122,29 @@ def test_what_belongs_to_a_longer_name_is_left_alone(tmp_path):
         write_folder(tmp_path / "link", write_result("new"), overwrite=True)
 
 
-KILLED = """
-import sys, itertools
-sys.path.insert(0, "tests")
-from pathlib import Path
-from samples import make_variance_result
-result = make_variance_result(n_heads=200)
-result.save(Path(sys.argv[1], "warm"))
-print("ready", flush=True)
-for number in itertools.count():
-    result.save(Path(sys.argv[1], f"{number % 8}"), overwrite=True)
-"""
-
-
 def test_a_killed_save_leaves_a_complete_folder_or_none(tmp_path):
-    rng = random.Random(0)
+    """The process is a fork, which is there at once; an interpreter takes seconds to start."""
+    rng, result = random.Random(0), make_variance_result(n_heads=200)
+    found = []
     for attempt in range(50):
         folder = tmp_path / str(attempt)
-        command = [sys.executable, "-c", KILLED, folder]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as child:
-            assert child.stdout is not None
-            child.stdout.readline()
-            time.sleep(rng.uniform(0, 0.06))
-            child.send_signal(signal.SIGKILL)
-        for target in folder.glob("[!.]*"):
+
+        def save(folder=folder):
+            for number in itertools.count():
+                result.save(folder / f"{number % 8}", overwrite=True)
+
+        child = Forked(save)
+        deadline = time.monotonic() + 60
+        while not (folder / "0").exists() and time.monotonic() < deadline:
+            time.sleep(0.001)
+        time.sleep(rng.uniform(0, 0.06))
+        child.kill()
+        child.answer()
+        found.append([*folder.glob("[!.]*")])
+        for target in found[-1]:
             assert len(load_result(target).to_frame()) == 1200
+    assert all(found)
+    assert len({len(targets) for targets in found}) > 1  # they were stopped at different places
 
 
 def test_arrays_round_trip_and_numpy_reads_them_too(tmp_path):

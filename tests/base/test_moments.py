@@ -215,6 +215,25 @@ def test_groups_total_and_leave_one_out():
         groups.update(data[:3], [0, 1])
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_leaving_out_each_group_at_once_gives_the_bits_of_one_at_a_time(kind):
+    data = normals(41)
+    data[3, 1] = np.nan
+    labels = [row % 8 for row in range(41)]
+    groups = Groups(kind).update(there(data), labels)
+    groups.update(there(data[:0]), [])
+    chosen = [*range(8), 99]  # nobody is in the last one
+    for group, left in zip(chosen, groups.without_each(chosen), strict=True):
+        state = groups.without(group).state()
+        assert {name: x.tobytes() for name, x in left.state().items()} == {
+            name: x.tobytes() for name, x in state.items()
+        }
+    assert groups.without_each([]) == []
+    [nobody] = Groups(kind).update(there(data), [5] * 41).without_each([5])
+    assert nobody.n_prompts == 0
+    assert np.isnan(nobody.summary().mean).all()
+
+
 def test_a_group_takes_its_rows_wherever_they_stand_in_a_batch():
     data = normals(4)
     groups = Groups(Moments).update(data, torch.tensor([0, 1, 0, 1]))

@@ -31,7 +31,7 @@ from llmprobe.probes.sweeps import Sweep
 from llmprobe.runs import jobs
 from llmprobe.runs.folder import open_probe
 
-OPTIONS = {"lengths": "4..32", "layers": None, "n_prompts": 21, "batch_tokens": 100}
+OPTIONS = {"lengths": "4..32", "layers": [0, 4], "n_prompts": 21, "batch_tokens": 100}
 BUILTIN = load_model("builtin")
 PROBES = {
     "variance": lambda **more: probe_variance(BUILTIN, at="heads", **OPTIONS | more),

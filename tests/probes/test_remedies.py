@@ -94,6 +94,7 @@ def planted(weak, source, options):
         LENGTHS,
         remedies="restore,temperature",
         doses="0.5,1",
+        measures="loss,slopes",
         heads=heads,
         variance=source,
         trained=64,

@@ -1,5 +1,7 @@
 """The lab's networks are probed like any language model, and every number equals brute force."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from llmprobe.synthetic.set_tokens import VOCAB_SIZE
 from llmprobe.synthetic.variants import BASELINE
 
 LENGTHS, N_PROMPTS = (16, 64, 256), 20
+DRAWN = {"query": "fixed", "n_queries": 1, "n_prompts": N_PROMPTS}
 NAMES = [f"residual+{name}" if PARTS[name].place == "sum" else name for name in PARTS]
 every_network = pytest.mark.parametrize(
     "network",
@@ -70,19 +73,22 @@ def test_captures_equal_plain_hooks(network, stop):
         assert (answer is None) == stop
 
 
+@cache
+def prompt_by_prompt(task, variant, heads, length):
+    """Outputs and heads (prompts, ...) of the same prompts as those of a probe, one at a time."""
+    network = SetNetwork(task, variant, width=16, heads=heads)
+    prompts = make_prompts("random", **DRAWN, lengths=LENGTHS, vocab_size=VOCAB_SIZE)
+    seen = [by_hook(network, prompts.batch([i], length)) for i in range(N_PROMPTS)]
+    return {at: torch.cat([one[at] for one in seen]).double().numpy() for at in seen[0]}
+
+
 @every_network
 @pytest.mark.parametrize("at", ["output", "heads"])
 def test_the_variance_of_a_network_equals_brute_force(network, at):
-    options = {"prompts": "random", "query": "fixed", "n_queries": 1, "n_prompts": N_PROMPTS}
-    result = probe_variance(network, LENGTHS, at=at, component=2, **options)
-    prompts = make_prompts(
-        lengths=LENGTHS, vocab_size=VOCAB_SIZE, kind=options.pop("prompts"), **options
-    )
+    result = probe_variance(network, LENGTHS, at=at, component=2, **DRAWN)
     for column, length in enumerate(LENGTHS):
-        alone = [by_hook(network, prompts.batch([i], length))[at] for i in range(N_PROMPTS)]
-        std = np.std(torch.cat(alone).double().numpy(), axis=0, ddof=1).reshape(
-            len(result.slope), -1
-        )
+        alone = prompt_by_prompt(network.task.name, network.variant, network.heads, length)[at]
+        std = np.std(alone, axis=0, ddof=1).reshape(len(result.slope), -1)
         np.testing.assert_allclose(result.component_std[:, column], std[:, 2], rtol=1e-5)
         np.testing.assert_allclose(result.std_median[:, column], np.median(std, -1), rtol=1e-5)
     assert (result.slope < 0).all()

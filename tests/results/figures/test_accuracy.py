@@ -1,11 +1,11 @@
 """Figures of the lab draw the frames' own numbers; the tests read the artists, not the pixels."""
 
 import dataclasses
-from io import BytesIO
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+from drawn import pixels
 from samples import NAMES, make_synthetic_result
 
 from llmprobe import load_result
@@ -21,12 +21,6 @@ def result():
 
 def lines(ax):
     return {line.get_label(): line for line in ax.get_lines()}
-
-
-def pixels(drawn):
-    file = BytesIO()
-    np.atleast_1d(drawn)[0].figure.savefig(file, format="png")
-    return file.getvalue()
 
 
 @pytest.mark.parametrize("kind", SyntheticResult.plots)

@@ -1,11 +1,11 @@
 """Figures of `answers` draw the frames' own numbers; tests read the artists, not the pixels."""
 
 import dataclasses
-from io import BytesIO
 
 import numpy as np
 import pytest
 from answer_samples import make_answers_result
+from drawn import pixels
 from samples import NAMES
 
 from llmprobe.results.answers import METRICS, AnswersResult
@@ -21,12 +21,6 @@ def result():
 
 def lines(ax):
     return {line.get_label(): line for line in ax.get_lines()}
-
-
-def pixels(ax):
-    file = BytesIO()
-    ax.figure.savefig(file, format="png")
-    return file.getvalue()
 
 
 @pytest.mark.parametrize("kind", METRIC)

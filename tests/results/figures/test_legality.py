@@ -1,11 +1,11 @@
 """Figures of `legality` draw the frames' own numbers; tests read the artists, not the pixels."""
 
 import dataclasses
-from io import BytesIO
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+from drawn import pixels
 from legal_samples import make_legality_result
 from samples import NAMES
 from scipy import stats
@@ -29,12 +29,6 @@ def lines(ax):
 
 def texts(ax):
     return [text.get_text() for text in ax.get_legend().get_texts()]
-
-
-def pixels(ax):
-    file = BytesIO()
-    ax.figure.savefig(file, format="png")
-    return file.getvalue()
 
 
 def test_every_metric_has_its_figure():

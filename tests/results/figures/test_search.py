@@ -1,11 +1,11 @@
 """Figures of a search draw the frames' own numbers; the tests read the artists, not the pixels."""
 
 import dataclasses
-from io import BytesIO
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+from drawn import pixels
 from search_samples import make_search_result
 
 from llmprobe import load_result
@@ -15,12 +15,6 @@ from llmprobe.results.search import SearchResult
 @pytest.fixture(scope="module")
 def result():
     return make_search_result()
-
-
-def pixels(drawn):
-    file = BytesIO()
-    np.atleast_1d(drawn)[0].figure.savefig(file, format="png")
-    return file.getvalue()
 
 
 def artists(ax):
