@@ -27,7 +27,6 @@ from llmprobe import LLMProbeError, load_result, train_synthetic
 NAME = "leaderboard"
 SYSTEMS = ("role_of_sparsity", "not_robustly", "attention_bias_calibration", "xpos")
 SYSTEMS += ("length_is_a_domain", "t2r", "reguformer", "differential", "normalized")
-SOLVED = 0.9
 # Quick takes seconds and decides nothing; settings of a run take precedence over those of desk.
 SMALL = {"seeds": 2, "steps": 20, "sets": 16, "batch": 8, "width": 16}
 SCALES: dict[str, dict[str, Any]] = {
@@ -60,11 +59,9 @@ def train_runs(
 def longest_solved(folder: Path) -> pd.DataFrame:
     """A row for each variant and seed of a saved run: the longest length solved over training's."""
     result = load_result(folder)
-    frame = result.to_frame()
-    right = frame["exact" if "exact" in frame else "accuracy"] >= SOLVED
-    frame["solved"] = frame.length.where(right, 0) / result.train_lengths[1]
-    best = frame.groupby(["variant", "seed"], sort=False).solved.max().reset_index()
-    return best.assign(run=folder.name, task=result.task, tested=max(result.lengths))
+    pairs = pd.MultiIndex.from_product([result.variants, result.seeds], names=["variant", "seed"])
+    best = pd.Series(result.longest_solved.ravel(), index=pairs, name="solved").reset_index()
+    return best.assign(run=folder.name)
 
 
 def main(
