@@ -187,10 +187,11 @@ class HintedAdditionTask(ReversedAdditionTask):
 class PaddedAdditionTask(_Sums):
     """The sum of numbers of up to N digits, with zeros before them and the sum reversed.
 
-    This is the format of position coupling (arXiv 2405.20671).
+    This is the format of position coupling (arXiv 2405.20671). The `$` before all else has no
+    place. A head looks there where no digit has the place that it wants.
 
     >>> task = PaddedAdditionTask()
-    >>> task.show(task.solve(task.read("6 5 3 + 0 4 9 =")))  # 702, in four digits
+    >>> task.show(task.solve(task.read("$ 6 5 3 + 0 4 9 =")))  # 702, in four digits
     '2 0 7 0 $'
     """
 
@@ -204,17 +205,20 @@ class PaddedAdditionTask(_Sums):
 
     def write(self, a: Tensor, b: Tensor, total: Tensor) -> Tensor:
         plus, equals, end = (torch.full_like(a[:, :1], token) for token in (PLUS, EQUALS, END))
-        return torch.cat([a.flip(1), plus, b.flip(1), equals, total, end], dim=1)
+        return torch.cat([end, a.flip(1), plus, b.flip(1), equals, total, end], dim=1)
+
+    def answer(self, length: int) -> slice:
+        return slice(2 * length + 3, 3 * length + 5)
 
     def solve(self, tokens: Sequence[int]) -> list[int]:
-        length = list(tokens).index(PLUS)
-        total = to_number(tokens[:length]) + to_number(tokens[length + 1 : 2 * length + 1])
-        return [*to_digits(total + 10 ** (length + 1))[:0:-1], END]
+        plus = list(tokens).index(PLUS)
+        total = to_number(tokens[1:plus]) + to_number(tokens[plus + 1 : 2 * plus])
+        return [*to_digits(total + 10**plus)[:0:-1], END]
 
     def places(self, length: int) -> list[int]:
         up = list(range(_LOWEST, _LOWEST + length + 1))
         down = up[:-1][::-1]
-        return [*down, 1, *down, 1, *up, 0]
+        return [0, *down, 1, *down, 1, *up, 0]
 
 
 class SuccessorTask(AnswerTask):

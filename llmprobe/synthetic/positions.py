@@ -190,8 +190,9 @@ def draw_places(
     """Places of tokens (seeds * batch, n), by a generator for each seed; None: 0, 1, 2, ...
 
     randomized: in training one draw for all sequences of a seed, (seeds, n); in tests one for each.
-    coupled, predicted: the task's, in training plus an offset for each sequence, so that all
-    places up to the context are met; in tests from 1. A token without a place has 0.
+    coupled, predicted: the task's plus an offset, in training a drawn one for each sequence, so
+    that all places up to the context are met. Those at its ends are met seldom, so tests lie in the
+    middle. A token without a place has 0.
     """
     drawn = parts.get("drawn")
     if drawn is None:
@@ -207,10 +208,10 @@ def draw_places(
     assert coupled is not None, "check_couple comes first"
     largest = coupled.amax(dim=1)
     _check_context(int(largest.max()), context)
-    if not training:
-        return coupled
-    shares = torch.cat([torch.rand(batch, generator=generator) for generator in generators])
-    offsets = (shares.to(largest.device) * (context + 1 - largest)).long()
+    offsets = (context - largest) // 2
+    if training:
+        shares = torch.cat([torch.rand(batch, generator=generator) for generator in generators])
+        offsets = (shares.to(largest.device) * (context + 1 - largest)).long()
     return torch.where(coupled > 0, coupled + offsets[:, None], 0)
 
 
