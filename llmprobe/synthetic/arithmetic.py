@@ -142,7 +142,8 @@ class HintedAdditionTask(ReversedAdditionTask):
     """Reversed addition with index hints: digits of equal significance follow equal hints.
 
     Hints are consecutive tokens from a random one on, as in arXiv 2402.09371. They are part of the
-    answer too.
+    answer too. A `vocab` of 14 + N tokens has hints for N digits: the fewer there are, the oftener
+    training meets each.
 
     >>> task = HintedAdditionTask()
     >>> task.show(task.solve(task.read("a4 7 a5 5 + a4 8 a5 6 =")))
@@ -154,6 +155,17 @@ class HintedAdditionTask(ReversedAdditionTask):
     words = (*_Sums.words, *(f"a{number}" for number in range(longest + 1)))
     FIRST = len(_Sums.words)
     """The first hint."""
+
+    def __init__(self, vocab: int | None = None) -> None:
+        super().__init__()
+        if vocab is None:
+            return
+        if not isinstance(vocab, int) or not self.FIRST + 2 <= vocab <= self.vocab:
+            raise ValueError(
+                f"vocab: got {vocab!r}, accepted: {self.FIRST + 2} to {self.vocab} tokens, "
+                f"{self.FIRST + 1} more than the longest numbers have digits"
+            )
+        self.vocab, self.longest = vocab, vocab - self.FIRST - 1
 
     def sample(self, n: int, length: int, generator: torch.Generator) -> Tensor:
         tokens = super().sample(n, length, generator)

@@ -78,6 +78,21 @@ def test_hints_are_consecutive_and_begin_anywhere():
     assert sorted(first.unique().tolist()) == list(range(task.longest - 1))
 
 
+def test_a_smaller_vocabulary_has_fewer_hints():
+    task = AnswerTask.named("addition-hints", vocab=14 + 6)
+    assert (task.vocab, task.longest) == (20, 6)
+    for length in (1, 6):
+        tokens = task.sample(2000, length, generator())
+        hints = tokens[:, : 2 * length : 2] - task.FIRST
+        assert sorted(hints.unique().tolist()) == list(range(6 if length == 1 else length))
+        assert tokens.max() < task.vocab
+    with pytest.raises(ValueError, match="lengths: got 7, accepted for addition-hints: 1 to 6"):
+        task.check(7)
+    for vocab in (14, 115, 15.0):
+        with pytest.raises(ValueError, match="accepted: 15 to 114 tokens, 14 more than"):
+            AnswerTask.named("addition-hints", vocab=vocab)
+
+
 def test_long_carries_are_not_rare():
     task = AnswerTask.named("successor")
     tokens = task.sample(1000, 10, generator())
