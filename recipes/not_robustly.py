@@ -21,11 +21,13 @@ NAME = "not_robustly"
 RUNS: dict[str, dict[str, Any]] = {
     "hints": {
         "task": "addition-hints",
-        "variants": ["rotary", "nope", "fire", "fire+randomized"],
-        "train_lengths": "1..8",
-        "lengths": "4,8,10,12,16,20,24",
-        "seeds": 8,
-        "steps": 2500,
+        "variants": ["rotary", "fire+randomized"],
+        "train_lengths": "1..4",
+        "lengths": "1,2,3,4,5,6,8,10,12",
+        "vocab": 26,  # hints for 12 digits
+        "context": 78,  # the tokens of 12 digits, and the one that comes next
+        "learning_rate": 4e-3,
+        "steps": 3000,
     },
 }
 
