@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from cells import compared, interval, rows, saved, table
+
+from llmprobe.results.solved import AT_CHANCE
 
 SYSTEMS = {
     "role_of_sparsity": "Role of Sparsity (2502.16792): coupled positions carry addition",
@@ -19,7 +20,6 @@ SYSTEMS = {
     "normalized": "Normalized (2005.09561): no softmax, no loss of variance",
 }
 """The claim of each paper that its runs are held against."""
-SOLVED = 0.9
 
 
 @table
@@ -37,16 +37,13 @@ def _lines(figures: Path) -> Iterator[str]:
             name = path.parent.name.removeprefix(f"{system}_")
             run = f"{name}, `{result.task}`: {shortest} to {longest}, {len(result.seeds)}, "
             run += f"{result.steps:,}"
-            for variant, solved in zip(result.variants, _solved(result), strict=True):
-                reach = f"×{np.mean(solved):.2g} [{solved.min():.2g}, {solved.max():.2g}]"
-                frame = compared(result, variant).set_index("length")
-                mean = _mean(result, variant, shown)
-                tail = f"{100 * mean:.0f} % | "
-                if variant != result.variants[0] and not mean and not _mean(result, None, shown):
-                    tail = "0 % | both at 0"
-                elif variant != result.variants[0]:
-                    row = frame.loc[shown]
-                    tail = f"{interval(row.difference, row.low, row.high)} | {row.verdict}"
+            for variant, solved in zip(result.variants, result.longest_solved, strict=True):
+                reach = f"×{solved.mean():.2g} [{solved.min():.2g}, {solved.max():.2g}]"
+                tail = f"{100 * _first_mean(result, shown):.0f} % | "
+                if variant != result.variants[0]:
+                    row = compared(result, variant).set_index("length").loc[shown]
+                    difference = interval(row.difference, row.low, row.high)
+                    tail = f"{'' if row.verdict == AT_CHANCE else difference} | {row.verdict}"
                 yield f"{claim} | {run} | `{variant}` | {reach} | {shown:,} | {tail}"
                 claim = run = ""
 
@@ -60,14 +57,8 @@ def _shown(result: Any) -> int:
     )
 
 
-def _solved(result: Any) -> Any:
-    """By variant and seed: the longest length solved over the longest of training."""
-    right = result.accuracy if result.kind == "synthetic" else result.exact
-    return np.where(right >= SOLVED, result.lengths, 0).max(axis=-1) / result.train_lengths[1]
-
-
-def _mean(result: Any, variant: str | None, length: int) -> float:
-    """Of a variant, or of the first."""
+def _first_mean(result: Any, length: int) -> float:
+    """Of the first variant."""
     frame = result.summary_frame()
-    variant = variant or result.variants[0]
-    return float(frame[(frame.variant == variant) & (frame.length == length)]["mean"].iloc[0])
+    found = frame[(frame.variant == result.variants[0]) & (frame.length == length)]
+    return float(found["mean"].iloc[0])

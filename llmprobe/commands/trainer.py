@@ -136,7 +136,9 @@ SETTINGS: Group = {
     "value_size": _unset(
         int, _NETWORK, "Value size per head of a decoder. Default: width / heads."
     ),
-    "vocab": _unset(int, _NETWORK, "Number of tokens (set-complement, dyck, counter, counter-3)."),
+    "vocab": _unset(
+        int, _NETWORK, "Number of tokens (set-complement, dyck, counter, addition-hints)."
+    ),
     "context": _unset(
         int,
         _NETWORK,

@@ -33,15 +33,9 @@ from llmprobe.base.signs import minus
 from llmprobe.results.accuracy_steps import by_steps
 from llmprobe.results.accuracy_tables import against, drift_table, tail_table
 from llmprobe.results.base import check_shape, missing_as_nan, records
+from llmprobe.results.solved import SolvingResult
 from llmprobe.results.tables import count
-from llmprobe.results.trained import (
-    Array,
-    VariantsResult,
-    check_whole,
-    explained,
-    in_points,
-    spoken,
-)
+from llmprobe.results.trained import Array, check_whole
 from llmprobe.results.views import Lines, View
 
 if TYPE_CHECKING:
@@ -58,7 +52,7 @@ _MIN_TAIL = 3
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class SyntheticResult(VariantsResult, kind="synthetic"):
+class SyntheticResult(SolvingResult, kind="synthetic"):
     """Accuracy and attention outputs of variants by length, trained with the same seeds."""
 
     plots: ClassVar[dict[str, str]] = {
@@ -102,7 +96,8 @@ class SyntheticResult(VariantsResult, kind="synthetic"):
     )
 
     tests: ClassVar[str] = "n_sets"
-    lists: ClassVar[tuple[str, ...]] = (*VariantsResult.lists, "feature_indices", "score_steps")
+    score: ClassVar[str] = "accuracy"
+    lists: ClassVar[tuple[str, ...]] = (*SolvingResult.lists, "feature_indices", "score_steps")
 
     n_sets: tuple[int, ...]
     """Test sets, one number per length."""
@@ -166,6 +161,10 @@ class SyntheticResult(VariantsResult, kind="synthetic"):
         check_shape("step_accuracy", found, shape)
         if ((found < 0) | (found > 1)).any():
             raise ValueError("step_accuracy has values out of range, accepted: 0 to 1, or NaN")
+
+    @property
+    def unit(self) -> str:
+        return "items"
 
     @property
     def reference(self) -> int:
@@ -378,22 +377,6 @@ class SyntheticResult(VariantsResult, kind="synthetic"):
             drift = self.drift_frame()
             parts += [Text(), drift_table(drift[drift.length == self.lengths[-1]], self.reference)]
         return Group(*parts)
-
-    def remarks(self) -> list[str]:
-        return [self.reading()] if len(self.variants) > 1 else []
-
-    def reading(self) -> str:
-        """For each variant, at which lengths “it is better than the first” is confirmed."""
-        found = []
-        for variant, rows in self.compare_frame().groupby("variant", sort=False):
-            words = [(row["verdict"], f"{row['length']}") for row in rows.to_dict("records")]
-            claim = f"“{variant} is better than {self.variants[0]}”"
-            found.append(f"{claim}: {spoken(words, 'at')} items.")
-        margin = 100 * self.margins.get("accuracy", 0)
-        return (
-            f"{' '.join(found)} {explained(in_points(margin) if margin else '')} Trained for "
-            f"{self.settings}; {len(self.seeds)} seeds."
-        )
 
     def to_document(self) -> dict[str, Any]:
         steps = {"steps": records(self.step_frame())} if self.score_steps else {}

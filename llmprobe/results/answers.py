@@ -20,15 +20,9 @@ from llmprobe.base.intervals import estimate, holm, paired_p, verdict
 from llmprobe.base.lengths import spread
 from llmprobe.base.signs import minus
 from llmprobe.results.base import check_shape, records
+from llmprobe.results.solved import AT_CHANCE, SOLVED, SolvingResult, at_chance
 from llmprobe.results.tables import count, heading, interval_cell, mean_cell, p_cell, titled
-from llmprobe.results.trained import (
-    Array,
-    VariantsResult,
-    check_words,
-    explained,
-    in_points,
-    spoken,
-)
+from llmprobe.results.trained import Array, check_words
 from llmprobe.results.views import Lines, View
 
 if TYPE_CHECKING:
@@ -38,14 +32,12 @@ METRICS = {"exact": "exact match", "token_accuracy": "token accuracy"}
 """What is measured at each length, and its name in words; more is better."""
 MARGINS = {"exact": 0.01, "token_accuracy": 0.01}
 """Of new runs: differences of less than a point do not matter."""
-SOLVED = 0.9
-"""The share of exact answers at which a length is solved."""
 _MAX_LENGTHS = 14
 """Rows of the table by length."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class AnswersResult(VariantsResult, kind="answers"):
+class AnswersResult(SolvingResult, kind="answers"):
     """Exact answers of variants by length, trained with the same seeds."""
 
     plots: ClassVar[dict[str, str]] = {
@@ -80,6 +72,7 @@ class AnswersResult(VariantsResult, kind="answers"):
         ),
     )
     tests: ClassVar[str] = "n_examples"
+    score: ClassVar[str] = "exact"
 
     counted: str
     """What a length counts, such as digits."""
@@ -106,16 +99,6 @@ class AnswersResult(VariantsResult, kind="answers"):
     @property
     def unit(self) -> str:
         return self.counted
-
-    @property
-    def longest_solved(self) -> Array:
-        """By variant and seed: the longest length solved over the longest of training; 0 if none.
-
-        NaN for a seed without numbers.
-        """
-        lengths = np.array(self.lengths, dtype=np.float64)
-        longest = np.where(self.exact >= SOLVED, lengths, 0).max(axis=-1) / self.train_lengths[1]
-        return np.where(np.isnan(self.exact).any(axis=-1), np.nan, longest)
 
     def to_frame(self) -> "pd.DataFrame":
         """A row for each variant, seed and length."""
@@ -151,16 +134,23 @@ class AnswersResult(VariantsResult, kind="answers"):
         is significant after Holm's correction over the variant's lengths. Where the differences do
         not vary there is no test: p is NaN. `verdict` is of the claim that the variant is better:
         confirmed or reversed where significant, equivalent where the interval lies within the run's
-        margin, else undecided.
+        margin, else undecided. Where all exact answers of both may be guesses, these two become
+        “both at chance”.
         """
         import pandas as pd
 
         values, rows, margin = self._values(metric), [], self.margins.get(metric, 0)
-        for variant, own in list(zip(self.variants, values, strict=True))[1:]:
+        low = at_chance(self.exact, self.chance, self.n_examples)
+        for variant, own, guessed in list(zip(self.variants, values, low & low[0], strict=True))[
+            1:
+        ]:
             found = [estimate(difference) for difference in (own - values[0]).T]
             p = [paired_p(e) for e in found]
-            for length, e, one, s in zip(self.lengths, found, p, holm(p), strict=True):
+            tested = zip(self.lengths, found, p, holm(p), guessed, strict=True)
+            for length, e, one, s, nothing in tested:
                 word = verdict(e.low, e.high, margin=margin, significant=bool(s))
+                if metric == "exact" and nothing and word in ("equivalent", "undecided"):
+                    word = AT_CHANCE
                 difference = (e.mean, e.low, e.high, one, s, e.n, word)
                 rows.append((variant, self.variants[0], length, *difference))
         columns = ["variant", "reference", "length", "difference", "low", "high", "p"]
@@ -257,22 +247,6 @@ class AnswersResult(VariantsResult, kind="answers"):
                 p_cell(row["p"]) if compared else "",
             )
         return table
-
-    def remarks(self) -> list[str]:
-        return [self.reading()] if len(self.variants) > 1 else []
-
-    def reading(self) -> str:
-        """For each variant, at which lengths “it is better than the first” is confirmed."""
-        found = []
-        for variant, rows in self.compare_frame().groupby("variant", sort=False):
-            words = [(row["verdict"], f"{row['length']}") for row in rows.to_dict("records")]
-            claim = f"“{variant} is better than {self.variants[0]}”"
-            found.append(f"{claim}: {spoken(words, 'at')} {self.unit}.")
-        margin = 100 * self.margins.get("exact", 0)
-        return (
-            f"{' '.join(found)} {explained(in_points(margin) if margin else '')} Trained for "
-            f"{self.settings}; {len(self.seeds)} seeds."
-        )
 
     def to_document(self) -> dict[str, Any]:
         return super().to_document() | {

@@ -169,7 +169,7 @@ def spoken(verdicts: Iterable[tuple[str, str]], link: str) -> str:
     """Verdicts and what each is of, in words: `confirmed at 64 and 128, undecided at 256`."""
     found: dict[str, list[str]] = {word: [] for word in VERDICTS}
     for word, of in verdicts:
-        found[word].append(of)
+        found.setdefault(word, []).append(of)
     return ", ".join(
         f"{word} {link} {' and '.join([', '.join(names[:-1]), names[-1]] if names[1:] else names)}"
         for word, names in found.items()

@@ -142,7 +142,8 @@ class HintedAdditionTask(ReversedAdditionTask):
     """Reversed addition with index hints: digits of equal significance follow equal hints.
 
     Hints are consecutive tokens from a random one on, as in arXiv 2402.09371. They are part of the
-    answer too.
+    answer too. A `vocab` of 14 + N tokens has hints for N digits: the fewer there are, the oftener
+    training meets each.
 
     >>> task = HintedAdditionTask()
     >>> task.show(task.solve(task.read("a4 7 a5 5 + a4 8 a5 6 =")))
@@ -154,6 +155,17 @@ class HintedAdditionTask(ReversedAdditionTask):
     words = (*_Sums.words, *(f"a{number}" for number in range(longest + 1)))
     FIRST = len(_Sums.words)
     """The first hint."""
+
+    def __init__(self, vocab: int | None = None) -> None:
+        super().__init__()
+        if vocab is None:
+            return
+        if not isinstance(vocab, int) or not self.FIRST + 2 <= vocab <= self.vocab:
+            raise ValueError(
+                f"vocab: got {vocab!r}, accepted: {self.FIRST + 2} to {self.vocab} tokens, "
+                f"{self.FIRST + 1} more than the longest numbers have digits"
+            )
+        self.vocab, self.longest = vocab, vocab - self.FIRST - 1
 
     def sample(self, n: int, length: int, generator: torch.Generator) -> Tensor:
         tokens = super().sample(n, length, generator)
@@ -187,10 +199,11 @@ class HintedAdditionTask(ReversedAdditionTask):
 class PaddedAdditionTask(_Sums):
     """The sum of numbers of up to N digits, with zeros before them and the sum reversed.
 
-    This is the format of position coupling (arXiv 2405.20671).
+    This is the format of position coupling (arXiv 2405.20671). The `$` before all else has no
+    place. A head looks there where no digit has the place that it wants.
 
     >>> task = PaddedAdditionTask()
-    >>> task.show(task.solve(task.read("6 5 3 + 0 4 9 =")))  # 702, in four digits
+    >>> task.show(task.solve(task.read("$ 6 5 3 + 0 4 9 =")))  # 702, in four digits
     '2 0 7 0 $'
     """
 
@@ -204,17 +217,20 @@ class PaddedAdditionTask(_Sums):
 
     def write(self, a: Tensor, b: Tensor, total: Tensor) -> Tensor:
         plus, equals, end = (torch.full_like(a[:, :1], token) for token in (PLUS, EQUALS, END))
-        return torch.cat([a.flip(1), plus, b.flip(1), equals, total, end], dim=1)
+        return torch.cat([end, a.flip(1), plus, b.flip(1), equals, total, end], dim=1)
+
+    def answer(self, length: int) -> slice:
+        return slice(2 * length + 3, 3 * length + 5)
 
     def solve(self, tokens: Sequence[int]) -> list[int]:
-        length = list(tokens).index(PLUS)
-        total = to_number(tokens[:length]) + to_number(tokens[length + 1 : 2 * length + 1])
-        return [*to_digits(total + 10 ** (length + 1))[:0:-1], END]
+        plus = list(tokens).index(PLUS)
+        total = to_number(tokens[1:plus]) + to_number(tokens[plus + 1 : 2 * plus])
+        return [*to_digits(total + 10**plus)[:0:-1], END]
 
     def places(self, length: int) -> list[int]:
         up = list(range(_LOWEST, _LOWEST + length + 1))
         down = up[:-1][::-1]
-        return [*down, 1, *down, 1, *up, 0]
+        return [0, *down, 1, *down, 1, *up, 0]
 
 
 class SuccessorTask(AnswerTask):

@@ -27,7 +27,7 @@ from llmprobe.synthetic.layers import (
     check_heads,
     no_drop,
 )
-from llmprobe.synthetic.positions import POSITIONS, Fire, complete_places, spread
+from llmprobe.synthetic.positions import POSITIONS, Fire, Relative, complete_places, spread
 from llmprobe.synthetic.softmaxes import check_temperature
 from llmprobe.synthetic.variants import AVERAGES, BASELINE, Part, parse_variant
 
@@ -67,6 +67,7 @@ def parse_decoder_variant(name: str, baseline: Mapping[str, str] | None = None) 
     if parts.get("softmax", "").startswith("linear") and parts.get("positions") in (
         "alibi",
         "fire",
+        "relative",
     ):
         raise ValueError(
             f"variants: {name!r} has no logits that {parts['positions']} could be added to"
@@ -199,7 +200,8 @@ class Decoder(SeedNetwork):
     @property
     def pairs(self) -> int:
         """Numbers that a forward keeps for each pair of tokens of a sequence, about."""
-        hidden = Fire.HIDDEN if self.parts.get("positions") == "fire" else 0
+        own = {"fire": Fire.HIDDEN, "relative": Relative.NUMBERS}
+        hidden = own.get(self.parts.get("positions", ""), 0)
         return max(hidden, self.heads if {"softmax", "temperature"} & set(self.parts) else 0)
 
     def forward(

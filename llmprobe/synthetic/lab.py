@@ -101,7 +101,7 @@ def train_synthetic(
             randomized and coupled ones are drawn from; as many as the longest sequence has tokens
             if None.
         mlp_layers: for sets, the linear maps of each MLP; 2 if None.
-        vocab: number of tokens, for set-complement, dyck, counter and counter-3.
+        vocab: number of tokens, for set-complement, dyck, counter, counter-3 and addition-hints.
         output: folder for the result and its checkpoints. The same call resumes there.
         overwrite: begin again if the folder holds a training.
         progress: True for a bar, or a function called as `progress(what, done, total, note)`.

@@ -9,6 +9,7 @@ they do, with i the query's place and j the key's:
     xpos      rotary, and logits of far keys shrink: arXiv 2212.10554
     alibi     −m |i − j| is added to the logits, m fixed for each head: arXiv 2108.12409
     fire      a learned function of log(c |i − j| + 1) / log(c max(L, i) + 1): arXiv 2310.04418
+    relative  a learned number for each j − i from −4 to 4; what is further away has that of ±4
 
 A part of the place `drawn` says where they come from:
 
@@ -117,6 +118,26 @@ class Fire(Positions):
         return self.second(hidden).transpose(1, 2).unflatten(-1, share.shape[1:])
 
 
+class Relative(Positions):
+    """A learned number for each j − i, cut at ±REACH, as in arXiv 1803.02155 and 1910.10683.
+
+    So all far keys have the same one, and training that sees some of them has taught it for all.
+    """
+
+    REACH = 4
+    NUMBERS = 2 * REACH + 1
+
+    def __init__(self, seeds: int, maps: int) -> None:
+        super().__init__(seeds, maps)
+        self.numbers = SeedLinear(seeds, self.NUMBERS, maps, bias=False)
+
+    def bias(self, places: Tensor) -> Tensor:
+        ahead = places[..., None, :] - places[..., :, None]
+        which = ahead.clamp(-self.REACH, self.REACH) + self.REACH
+        seen = F.one_hot(which, self.NUMBERS).to(self.numbers.weight)
+        return self.numbers(seen.flatten(1, 2)).transpose(1, 2).unflatten(-1, which.shape[1:])
+
+
 def _distances(places: Tensor) -> Tensor:
     """|i − j|, (..., n, n): the query's place first."""
     return (places[..., :, None] - places[..., None, :]).abs()
@@ -142,6 +163,9 @@ POSITIONS = {
     "xpos": Part("positions", "rotary, with logits that shrink with the distance", Xpos),
     "alibi": Part("positions", "logits less a multiple of the distance, fixed per head", Alibi),
     "fire": Part("positions", "a learned function of the distance over the position", Fire),
+    "relative": Part(
+        "positions", "a learned number for each near distance, one for all far", Relative
+    ),
     "randomized": Part("drawn", "positions drawn from 1..context and sorted"),
     "coupled": Part("drawn", "tokens that belong together share a position, from a drawn offset"),
     "predicted": Part("drawn", "coupled, and a second head predicts the next position"),
@@ -149,8 +173,8 @@ POSITIONS = {
 """What `build` is given: (seeds, maps). Without a part of `positions`, `drawn` ones are learned."""
 _OVER = {
     "randomized": ("learned", "rotary", "xpos", "alibi", "fire"),
-    # The others take j > i for a key of the future.
-    "coupled": ("learned", "rotary"),
+    # The others take j > i for a key of the future, or do not know places that are predicted.
+    "coupled": ("learned", "rotary", "relative"),
     "predicted": ("learned", "rotary"),
 }
 
@@ -190,8 +214,9 @@ def draw_places(
     """Places of tokens (seeds * batch, n), by a generator for each seed; None: 0, 1, 2, ...
 
     randomized: in training one draw for all sequences of a seed, (seeds, n); in tests one for each.
-    coupled, predicted: the task's, in training plus an offset for each sequence, so that all
-    places up to the context are met; in tests from 1. A token without a place has 0.
+    coupled, predicted: the task's plus an offset, in training a drawn one for each sequence, so
+    that all places up to the context are met. Those at its ends are met seldom, so tests lie in the
+    middle. A token without a place has 0.
     """
     drawn = parts.get("drawn")
     if drawn is None:
@@ -207,10 +232,10 @@ def draw_places(
     assert coupled is not None, "check_couple comes first"
     largest = coupled.amax(dim=1)
     _check_context(int(largest.max()), context)
-    if not training:
-        return coupled
-    shares = torch.cat([torch.rand(batch, generator=generator) for generator in generators])
-    offsets = (shares.to(largest.device) * (context + 1 - largest)).long()
+    offsets = (context - largest) // 2
+    if training:
+        shares = torch.cat([torch.rand(batch, generator=generator) for generator in generators])
+        offsets = (shares.to(largest.device) * (context + 1 - largest)).long()
     return torch.where(coupled > 0, coupled + offsets[:, None], 0)
 
 

@@ -12,7 +12,7 @@ from scipy import stats
 
 from llmprobe import load_result
 from llmprobe.base.intervals import holm
-from llmprobe.results.answers import METRICS, SOLVED, AnswersResult
+from llmprobe.results.answers import METRICS, AnswersResult
 
 
 def kill(result, index):
@@ -83,18 +83,6 @@ def test_a_comparison_is_scipys_paired_test_with_holm_over_lengths(metric):
     assert "confirmed" in set(frame.verdict)
     with pytest.raises(ValueError, match=r"metric: got 'kl', accepted: exact, token_accuracy"):
         result.compare_frame("kl")
-
-
-def test_the_longest_length_solved_is_that_of_a_plain_loop():
-    result = spoil(make_answers_result(2), "exact", (0, 0, slice(None)), 0.5)
-    for v, s in np.ndindex(2, 8):
-        longest = 0
-        for length, share in zip(result.lengths, result.exact[v, s], strict=True):
-            if share >= SOLVED:
-                longest = length
-        assert result.longest_solved[v, s] == longest / 10
-    assert result.longest_solved[0, 0] == 0
-    assert np.isnan(kill(result, (1, 3)).longest_solved[1, 3])
 
 
 def test_what_is_solved_is_summed_up_over_seeds_and_paired():

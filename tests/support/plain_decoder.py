@@ -17,7 +17,7 @@ AVERAGES = {"ema", "bema"}
 """They choose the weights, not what is done with them."""
 DRAWN = {"randomized", "coupled", "predicted"}
 """They choose the places."""
-OTHERS = {"rotary", "xpos", "alibi", "fire"}
+OTHERS = {"rotary", "xpos", "alibi", "fire", "relative"}
 KNOWN = {*AVERAGES, *DRAWN, "mlp", "prenorm", "postnorm", "subnorm", "nonorm", "dropout"}
 KNOWN |= {"nope", "learned", *OTHERS}
 KNOWN |= {"calibrated", "ssmax", "differential", "normalized", "entmax", "linear", "adaptive"}
@@ -155,6 +155,8 @@ class _Attention(nn.Module):
         self.softmax = _Softmax(parts, self.heads, self.size, self.value_size)
         if "fire" in parts:
             self.positions = _Fire(heads)
+        if "relative" in parts:
+            self.positions = _Relative(heads)
         if "calibrated" in parts:
             self.calibrated = _Lines(heads, context)
 
@@ -201,7 +203,7 @@ class _Attention(nn.Module):
                     score = score - 2 ** (-8 * (head + 1) / self.maps) * (i - j).abs()
                 if "calibrated" in self.parts:
                     score = score + self.calibrated(query, key)[head]
-                if "fire" in self.parts:
+                if self.parts & {"fire", "relative"}:
                     score = score + self.positions(i, j)[:, head]
                 scores[:, query, key] = score
         return scores
@@ -231,6 +233,18 @@ class _Fire(nn.Module):
         whole = torch.log(c * torch.where(i > threshold, i, threshold) + 1)
         share = torch.log(c * (i - j).abs() + 1) / (whole + 1e-6)
         return self.second(torch.clamp(self.first(share[:, None]), min=0))
+
+
+class _Relative(nn.Module):
+    """Nine numbers for each head: of the keys 4 or more behind the query, ..., 4 or more ahead."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.numbers = nn.Linear(9, heads, bias=False)
+
+    def forward(self, i: Tensor, j: Tensor) -> Tensor:
+        columns = [4 + max(-4, min(4, ahead)) for ahead in (j - i).tolist()]
+        return torch.stack([self.numbers.weight[:, column] for column in columns])
 
 
 class _Lines(nn.Module):

@@ -78,11 +78,26 @@ def test_hints_are_consecutive_and_begin_anywhere():
     assert sorted(first.unique().tolist()) == list(range(task.longest - 1))
 
 
+def test_a_smaller_vocabulary_has_fewer_hints():
+    task = AnswerTask.named("addition-hints", vocab=14 + 6)
+    assert (task.vocab, task.longest) == (20, 6)
+    for length in (1, 6):
+        tokens = task.sample(2000, length, generator())
+        hints = tokens[:, : 2 * length : 2] - task.FIRST
+        assert sorted(hints.unique().tolist()) == list(range(6 if length == 1 else length))
+        assert tokens.max() < task.vocab
+    with pytest.raises(ValueError, match="lengths: got 7, accepted for addition-hints: 1 to 6"):
+        task.check(7)
+    for vocab in (14, 115, 15.0):
+        with pytest.raises(ValueError, match="accepted: 15 to 114 tokens, 14 more than"):
+            AnswerTask.named("addition-hints", vocab=vocab)
+
+
 def test_long_carries_are_not_rare():
     task = AnswerTask.named("successor")
     tokens = task.sample(1000, 10, generator())
     carries = (tokens[:, :10] == 9).cumprod(dim=1).sum(dim=1)
     assert 0.03 < (carries >= 8).float().mean() < 0.3
     padded = AnswerTask.named("addition-padded").sample(1000, 10, generator())
-    zeros = (padded[:, :10] == 0).cumprod(dim=1).sum(dim=1)
+    zeros = (padded[:, 1:11] == 0).cumprod(dim=1).sum(dim=1)
     assert len(zeros.unique()) == 11 or zeros.max() >= 9

@@ -27,7 +27,13 @@ JOINED = [
     *("mlp+prenorm", "mlp+postnorm", "postnorm+rotary", "mlp+prenorm+learned"),
     *("mlp+prenorm+rotary+dropout+ema", "learned+bema", "mlp+subnorm"),
     *("fire+randomized", "rotary+coupled", "rotary+predicted", "xpos+ssmax", "alibi+differential"),
-    *("fire+normalized", "rotary+linear", "ssmax+adaptive", "differential+adaptive+alibi"),
+    *(
+        "relative+coupled",
+        "fire+normalized",
+        "rotary+linear",
+        "ssmax+adaptive",
+        "differential+adaptive+alibi",
+    ),
 ]
 ORDERED = {name for name, part in DECODER_PARTS.items() if part.place in ("positions", "drawn")}
 ORDERED -= {"nope"}
@@ -284,6 +290,8 @@ def test_the_minimal_model_has_its_closed_form():
         ("nope+randomized", {}, "has randomized places for nope; accepted: learned, rotary, xpos"),
         ("randomized+coupled", {}, "randomized and coupled for the drawn; choose one"),
         ("linear+fire", {}, "has no logits that fire could be added to"),
+        ("linear+relative", {}, "has no logits that relative could be added to"),
+        ("relative+predicted", {}, "has predicted places for relative; accepted: learned, rotary"),
         ("normalized+adaptive", {}, "has no softmax whose temperature could change"),
         ("sparse+adaptive", {}, "has no softmax whose temperature could change"),
         (BASELINE, {"layers": 0}, "layers: got 0, accepted: 1 or more"),
