@@ -134,10 +134,10 @@ def fixed_queries(
     options: Options, shape: str = "smollm2", longest: int = 2048
 ) -> Iterator[Finding]:
     """Case l."""
-    model = build(shape, path=options.smollm2)
     n_prompts = 8 if options.full else 2
-    layers = list(range(model.config.num_hidden_layers))
     for given, target in ((f"16..{longest}", 1.8), (f"16..{longest}:20", 3.0)):
+        model = build(shape, path=options.smollm2)  # anew: TransformerLens replaces its modules
+        layers = list(range(model.config.num_hidden_layers))
         lengths = parse_lengths(given)
         prompts = make_prompts(
             "random",
@@ -149,7 +149,7 @@ def fixed_queries(
         every = range(n_prompts)
 
         def observe(positions: list[int]) -> object:
-            return capture_attention(model, layers, positions=positions, stop=True)
+            return capture_attention(model, layers, positions=positions, stop=True)  # noqa: B023
 
         def branches() -> Tensor:
             tokens = prompts.batch(every, longest)  # noqa: B023
