@@ -5,12 +5,13 @@ READY := .venv/.ready
 PEERS := .venv-peers/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow attack lint bench bench-full bench-check tables figures desk clean
+.PHONY: help demo test test-thorough test-slow attack lint bench bench-full bench-check tables figures desk clean
 
 help:
 	@echo "make demo         set up .venv and run the main job"
 	@echo "make test         set up .venv and run the tests (a few minutes, offline)"
 	@echo "make test DEVICE=cuda    the suites that depend on the device, on a GPU (docs/gpu.md)"
+	@echo "make test-thorough    more cases of the same laws (a few minutes; CI runs them too)"
 	@echo "make test-slow    the tests that take longer"
 	@echo "make attack       generated faults and forgeries (minutes; LLMPROBE_ATTACK_CASES, _SECONDS, _SEED)"
 	@echo "make lint         ruff and mypy"
@@ -39,9 +40,12 @@ demo: $(READY)
 # DEVICE=cuda runs the suites of captures, edits, probes and the lab there; DEVICE=sim on the
 # simulated device of the tests.
 test: $(READY)
-	LLMPROBE_TEST_DEVICE=$(DEVICE) $(BIN)/python -m pytest $(if $(DEVICE),$(ON_DEVICE),-n auto --dist worksteal)
+	LLMPROBE_TEST_DEVICE=$(DEVICE) $(BIN)/python -m pytest $(if $(DEVICE),-m "not slow" $(ON_DEVICE),-n auto --dist worksteal)
 
 ON_DEVICE := tests/base tests/capture tests/probes tests/synthetic tests/test_simulated.py tests/test_on_device.py
+
+test-thorough: $(READY)
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "thorough and not slow"
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow

@@ -438,6 +438,7 @@ SMOKE = {
 """By name: the cases, and how many of them."""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", SMOKE)
 def test_a_few_cases_of_an_attack(name):
     cases, n = SMOKE[name]

@@ -268,6 +268,7 @@ def test_coverage_is_counted_by_head_and_notes_by_layer(coverage, capsys):
         assert float(fine.strip("%")) < 20 <= float(bad.strip("%"))
 
 
+@pytest.mark.thorough
 def test_many_prompts_and_fixed_queries_are_measured_on_equal_numbers(bench, monkeypatch):
     monkeypatch.setattr(bench.many, "N_PROMPTS", 8)
     options = bench.report.Options(skip=lambda reason: None)

@@ -144,15 +144,14 @@ RUN = [block for block in BLOCKS if block.needs is None]
 
 
 def _cases(pairs):
-    """Parameters with readable names; what takes long is marked."""
-    return [
-        pytest.param(
-            *case,
-            marks=[pytest.mark.slow] if any(word in str(case[0]) for word in SLOW) else [],
-            id=place,
-        )
-        for place, *case in pairs
-    ]
+    """Parameters with readable names, and the mark of how long they take."""
+    return [pytest.param(*case, marks=_marks(place, case[0]), id=place) for place, *case in pairs]
+
+
+def _marks(place, what):
+    if any(word in str(what) for word in SLOW):
+        return [pytest.mark.slow]
+    return [] if place.startswith("README.md") else [pytest.mark.thorough]
 
 
 PROGRAMS = _cases((block.place, block.text) for block in RUN if block.language == "python")

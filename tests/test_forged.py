@@ -115,6 +115,7 @@ def opened(folder):
         tracemalloc.stop()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", MAKE)
 def test_a_forged_folder_is_refused_or_serves(kind, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -122,6 +122,7 @@ def test_what_belongs_to_a_longer_name_is_left_alone(tmp_path):
         write_folder(tmp_path / "link", write_result("new"), overwrite=True)
 
 
+@pytest.mark.thorough
 def test_a_killed_save_leaves_a_complete_folder_or_none(tmp_path):
     """The process is a fork, which is there at once; an interpreter takes seconds to start."""
     rng, result = random.Random(0), make_variance_result(n_heads=200)

@@ -114,6 +114,7 @@ def test_freed_memory_is_kept_while_asked_for_and_in_nested_blocks(monkeypatch):
     assert asked == [2**30, 2**31 - 1, 2**25, 2**26]
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc alone is told")
 def test_a_tensor_gets_the_pages_of_the_last_one(run_python):
     # In a process of its own: threads of other tests may have moved this one to another heap. What

@@ -123,6 +123,7 @@ def test_a_link_in_the_folder_is_not_followed(tmp_path):
 EVIL = "\x1b]0;x\x07\x1b[2J\r[red]a[/red] $\\\\frac{1}{2}$ $x"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", known_kinds())
 def test_words_of_a_file_are_text_on_the_terminal_and_in_figures(kind, tmp_path, capsys):
     """Names that a document holds are replaced by ones that a terminal would obey."""

@@ -7,6 +7,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from cases import thorough
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
@@ -117,7 +118,7 @@ def test_forged_facts_are_refused(folder, tmp_path, changes):
 
 
 @pytest.mark.parametrize("forge", [lambda n: 30_000_000, lambda n: None, float])
-@pytest.mark.parametrize("name", ["n_heads", "n_kv_heads", "head_size", "hidden_size"])
+@pytest.mark.parametrize("name", ["n_heads", *thorough("n_kv_heads", "head_size", "hidden_size")])
 def test_sizes_of_layers_are_those_of_the_arrays(folder, evidence, tmp_path, name, forge):
     shutil.copy(folder / EVIDENCE, tmp_path)
     heads = evidence.provenance.arguments.get("at", "heads") == "heads"

@@ -4,6 +4,7 @@ import copy
 
 import numpy as np
 import pytest
+from cases import thorough
 from families import tiny
 from prompt_sets import ragged
 
@@ -33,7 +34,7 @@ def check_numbers(a, b, *, rtol=1e-12):
 
 
 @every_probe
-@pytest.mark.parametrize("steps", [(7, 20), (16, 17, 20), (19, 20)])
+@pytest.mark.parametrize("steps", [(16, 17, 20), *thorough((7, 20), (19, 20))])
 def test_more_prompts_add_the_missing_prompts(probe, steps, tmp_path):
     whole = probe()
     for n_prompts in steps:
@@ -122,7 +123,7 @@ def test_the_variance_of_joined_seeds_is_that_of_all_their_prompts(tmp_path):
 
 
 @every_probe
-@pytest.mark.parametrize("query", ["free", "fixed"])
+@pytest.mark.parametrize("query", ["free", *thorough("fixed")])
 def test_results_at_other_lengths_are_joined(probe, query, tmp_path):
     for name, lengths in (("long", "16,32"), ("short", "4"), ("middle", "8")):
         probe(lengths=lengths, query=query, output=tmp_path / name)

@@ -182,6 +182,7 @@ def test_a_stopped_run_resumes_to_the_bit(tmp_path, monkeypatch):
     same(probe(batch_tokens=24, output=tmp_path / "run"), whole, rtol=0, atol=0)
 
 
+@pytest.mark.thorough
 def test_prompts_are_added_and_processes_share_them_to_the_bit(tmp_path):
     whole = probe(batch_tokens=24)
     probe(batch_tokens=24, n_prompts=4, output=tmp_path / "run")
@@ -190,6 +191,7 @@ def test_prompts_are_added_and_processes_share_them_to_the_bit(tmp_path):
         assert ranks == whole.loss.tolist()
 
 
+@pytest.mark.thorough
 def test_seeds_and_lengths_are_joined(tmp_path):
     for name, lengths in (("short", (4, 9)), ("long", 24), ("all", LENGTHS)):
         probe_loss("builtin", lengths, n_prompts=6, output=tmp_path / name)

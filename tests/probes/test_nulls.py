@@ -59,6 +59,7 @@ def test_an_untrained_model_is_no_finding():
     assert "this alone shows nothing learned" in plain.reading()
 
 
+@pytest.mark.thorough
 def test_heads_that_learned_something_differ_from_the_null():
     options = {"at": "heads", "n_prompts": 64, "layers": None}
     result = probe_variance("builtin", (16, 64, 256), null="untrained", **options)

@@ -7,6 +7,7 @@ import os
 
 import pytest
 import torch
+from cases import thorough
 from families import tiny
 from prompt_sets import ragged
 from ranks import run_ranks
@@ -69,7 +70,7 @@ def stop_after(n, monkeypatch):
 
 
 @every_probe
-@pytest.mark.parametrize("query", ["free", "fixed"])
+@pytest.mark.parametrize("query", ["free", *thorough("fixed")])
 def test_a_probe_that_was_stopped_goes_on_to_the_same_bits(probe, query, tmp_path, monkeypatch):
     undisturbed = probe(query=query)
     for n in (0, 1, 3):
@@ -89,7 +90,7 @@ def test_a_probe_that_was_stopped_goes_on_to_the_same_bits(probe, query, tmp_pat
 
 
 @every_probe
-@pytest.mark.parametrize("n_processes", [2, 3, 5])
+@pytest.mark.parametrize("n_processes", [3, *thorough(2, 5)])
 def test_processes_share_out_the_pieces_and_give_the_bits_of_one(
     probe, n_processes, tmp_path, monkeypatch
 ):

@@ -152,6 +152,7 @@ def test_restored_heads_keep_their_variance_on_fresh_prompts(by, tmp_path):
     assert np.abs(np.mean([x.slope for x in after], axis=0)).max() < 0.03
 
 
+@pytest.mark.thorough
 def test_an_edited_layer_changes_the_next_and_a_second_measurement_restores_what_is_left(tmp_path):
     model, ask = tiny("llama"), {"lengths": (16, 64, 256), "at": "heads", "layers": "all"}
     folders = [tmp_path / "heads", tmp_path / "left"]
@@ -245,6 +246,7 @@ def test_changes_equal_brute_force(loaded, options, chunk):
             assert got == pytest.approx(ends, rel=1e-3)
 
 
+@pytest.mark.thorough
 def test_key_tokens_are_those_that_the_untreated_model_needs_far_context_for(loaded, options):
     result = probe_remedies(
         loaded,
@@ -267,6 +269,7 @@ def columns_equal(a, b):
             np.testing.assert_array_equal(x, y, err_msg=field.name)
 
 
+@pytest.mark.thorough
 def test_runs_resume_grow_and_merge(loaded, options, tmp_path):
     ask = options | {"remedies": "temperature", "doses": "1", "lengths": "16,48"}
     ask |= {"n_prompts": 6}
@@ -284,6 +287,7 @@ def test_runs_resume_grow_and_merge(loaded, options, tmp_path):
         merge_results([tmp_path / "whole", tmp_path / "long"], tmp_path / "no")
 
 
+@pytest.mark.thorough
 def test_positions_can_be_repaired_first(loaded, options):
     ask = options | {"n_prompts": 4, "remedies": "temperature", "doses": "1", "trained": 32}
     plain, repaired = (

@@ -118,6 +118,7 @@ def same(a, b, **tolerance):
         np.testing.assert_allclose(getattr(a, name), getattr(b, name), **tolerance)
 
 
+@pytest.mark.thorough
 def test_batches_prompts_seeds_and_processes(tmp_path):
     whole = probe(output=tmp_path / "0")
     same(probe(batch_tokens=64), whole, atol=1e-5)

@@ -61,6 +61,7 @@ def test_so_many_longer_lines_of_play_begin_at_the_start(depth):
     assert perft(depth) == LEAVES[depth]
 
 
+@pytest.mark.thorough
 def test_games_run_as_on_a_list_of_squares():
     moves = play(200)
     legal = as_squares(legal_moves(moves))

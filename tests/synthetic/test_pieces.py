@@ -94,6 +94,7 @@ def test_what_is_measured_is_not_measured_again(tmp_path, monkeypatch):
     assert measured == ["baseline", "layernorm"]
 
 
+@pytest.mark.thorough
 def test_a_run_that_was_stopped_anywhere_ends_with_the_same_bits(tmp_path, monkeypatch):
     monkeypatch.setattr(training_module, "SECONDS", 0.0)
     base = dataclasses.replace(BASE, steps=110, seeds=(0, 1), batch=16)

@@ -5,6 +5,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from cases import thorough
 
 from llmprobe import attention_layers, capture_attention, probe_attention, probe_variance
 from llmprobe.probes.prompts import make_prompts
@@ -83,7 +84,7 @@ def prompt_by_prompt(task, variant, heads, length):
 
 
 @every_network
-@pytest.mark.parametrize("at", ["output", "heads"])
+@pytest.mark.parametrize("at", ["heads", *thorough("output")])
 def test_the_variance_of_a_network_equals_brute_force(network, at):
     result = probe_variance(network, LENGTHS, at=at, component=2, **DRAWN)
     for column, length in enumerate(LENGTHS):

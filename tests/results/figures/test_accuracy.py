@@ -5,6 +5,7 @@ import dataclasses
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+from cases import thorough
 from drawn import pixels
 from samples import NAMES, make_synthetic_result
 
@@ -38,7 +39,7 @@ def test_every_figure_is_labeled_and_redraws_the_same_from_its_folder(result, ki
 
 
 @pytest.mark.parametrize("kind", SyntheticResult.plots)
-@pytest.mark.parametrize("case", ["one of each", "no finite seed", "a constant"])
+@pytest.mark.parametrize("case", ["no finite seed", *thorough("one of each", "a constant")])
 def test_hard_cases_draw_without_a_warning(kind, case):
     if case == "one of each":
         result = make_synthetic_result(1, (16,), n_seeds=1)

@@ -5,6 +5,7 @@ import dataclasses
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+from cases import thorough
 from drawn import pixels
 from search_samples import make_search_result
 
@@ -33,7 +34,9 @@ def test_every_figure_is_labeled_and_redraws_the_same_from_its_folder(result, ki
 
 
 @pytest.mark.parametrize("kind", SearchResult.plots)
-@pytest.mark.parametrize("case", ["one", "two far apart", "some NaN", "all NaN", "a constant"])
+@pytest.mark.parametrize(
+    "case", ["all NaN", *thorough("one", "two far apart", "some NaN", "a constant")]
+)
 def test_hard_cases_draw_without_a_warning(kind, case):
     result = make_search_result({"one": 1, "two far apart": 2}.get(case, 64))
     kl = result.kl.copy()

@@ -70,6 +70,7 @@ def test_there_is_no_band_where_no_interval_is_known():
     assert text.count('"type": "area"') == 1  # that of the quartiles
 
 
+@pytest.mark.thorough
 def test_more_rows_than_altair_likes():
     result = make_variance_result(n_heads=420, lengths=tuple(2**n for n in range(4, 10)))
     assert len(rows_with(explore([("toy", result)]), "std_median")) == 5040

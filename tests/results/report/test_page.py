@@ -113,6 +113,7 @@ write_report(sys.argv[1], sys.argv[2])
 """
 
 
+@pytest.mark.thorough
 def test_it_needs_no_torch(run_python, tmp_path):
     make_variance_result().save(tmp_path / "one")
     done = run_python(WITHOUT_TORCH, tmp_path / "one", tmp_path / "page.html")
@@ -126,6 +127,7 @@ def test_a_thousand_heads_stay_below_five_megabytes():
     assert len(render([("large", result)]).encode()) < 5e6
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("folder", sorted((ROOT / "tests/data/results").glob("*/*")))
 def test_every_kept_folder_becomes_a_page(folder):
     result = load_result(folder)
