@@ -5,7 +5,7 @@ Question: a decoder learns addition of up to 4 digits, reversed and with index h
     do seeds differ?
 Expected: FIRE with randomized positions, reversed digits and hints reaches 2.5 times the training
     length; other positions do not; seeds vary widely (arXiv 2402.09371).
-Measured: the ordering of the paper, one step beyond training, not 2.5 times (4 seeds). FIRE over
+Measured: undecided (4 seeds). The order is the paper's, but nothing reaches 2.5 times. FIRE over
     randomized positions adds 5 digits in 22, 45, 36 and 61 % of cases, 6 in 0 to 22 %; rotary
     positions none from 5 on. At 5 the difference is +41 points [+15, +67], undecided after Holm's
     correction over nine lengths. Seeds differ within training: 4 digits 60 to 100 %, rotary 0 to
