@@ -33,6 +33,7 @@ RUNS: dict[str, dict[str, Any]] = {
         "context": 78,  # the tokens of 12 digits, and the one that comes next
         "learning_rate": 4e-3,
         "steps": 3000,
+        "seeds": 8,
     },
 }
 
