@@ -262,11 +262,11 @@ def test_key_tokens_are_those_that_the_untreated_model_needs_far_context_for(loa
     assert np.isfinite(result.change[1, :, -1]).all()
 
 
-def columns_equal(a, b):
+def columns_equal(a, b, **tolerance):
     for field in dataclasses.fields(a):
         x, y = getattr(a, field.name), getattr(b, field.name)
         if isinstance(x, np.ndarray):
-            np.testing.assert_array_equal(x, y, err_msg=field.name)
+            np.testing.assert_allclose(x, y, **{"rtol": 0, **tolerance}, err_msg=field.name)
 
 
 @pytest.mark.thorough
@@ -275,7 +275,9 @@ def test_runs_resume_grow_and_merge(loaded, options, tmp_path):
     ask |= {"n_prompts": 6}
     whole = probe_remedies(loaded, output=tmp_path / "whole", **ask)
     probe_remedies(loaded, output=tmp_path / "grown", **ask | {"n_prompts": 4})
-    columns_equal(probe_remedies(loaded, output=tmp_path / "grown", **ask), whole)
+    # Batches of other sizes: processors round their products differently.
+    grown = probe_remedies(loaded, output=tmp_path / "grown", **ask)
+    columns_equal(grown, whole, rtol=1e-5, atol=1e-6)
     again = load_result(tmp_path / "whole")
     assert isinstance(again, RemedyResult)
     columns_equal(again, whole)
