@@ -128,7 +128,7 @@ desk: $(READY)
 	$(RECIPE)/leaderboard.py --scale desk
 	$(RECIPE)/norm_search.py
 	$(RECIPE)/norm_search.py --task dictionary
-	for task in argmax dictionary; do for part in main clipping projected residual; do \
+	for task in argmax dictionary; do for part in main projected residual; do \
 		$(RECIPE)/anchor.py --task $$task --part $$part || exit 1; done; \
 		$(RECIPE)/why_larger_sets_fail.py --task $$task --run runs/anchor_$${task}_main/desk || exit 1; done
 

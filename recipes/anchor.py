@@ -24,8 +24,7 @@ from llmprobe import LLMProbeError, merge_results, train_synthetic
 
 NAME = "anchor"
 PARTS = {
-    "main": ["baseline", "layernorm", "standardize", "adaptive"],
-    "clipping": ["baseline", "clipped"],
+    "main": ["baseline", "layernorm", "standardize", "clipped", "adaptive"],
     "projected": ["outproj", "outproj+concatnorm", "outproj+layernorm"],
     "residual": ["residual", "residual+postnorm"],
 }
@@ -67,11 +66,8 @@ def main(
     scale: Literal["quick", "desk", "paper"] = "desk",
     task: Literal["argmax", "dictionary"] = "argmax",
     part: Annotated[
-        Literal["main", "clipping", "projected", "residual"],
-        typer.Option(
-            help="clipping: of gradients; projected: norms around W_O; residual: behind a sum with "
-            "the query."
-        ),
+        Literal["main", "projected", "residual"],
+        typer.Option(help="projected: norms around W_O; residual: behind a sum with the query."),
     ] = "main",
     first_seed: Annotated[int, typer.Option(help="Of --seeds.")] = 0,
     seeds: Annotated[int | None, typer.Option(help="So many alone; joined with others.")] = None,

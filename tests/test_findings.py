@@ -73,8 +73,7 @@ def runs(tmp_path):
     sets = make_synthetic_result(2, lengths=(16, 1024))
     early = np.stack([0.5 * sets.accuracy], axis=2)
     parts = {
-        "main": ("baseline", "layernorm", "standardize", "adaptive"),
-        "clipping": ("baseline", "clipped"),
+        "main": ("baseline", "layernorm", "standardize", "clipped", "adaptive"),
         "projected": ("outproj", "outproj+concatnorm", "outproj+layernorm"),
         "residual": ("residual", "residual+postnorm"),
     }

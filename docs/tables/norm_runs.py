@@ -25,7 +25,7 @@ def norms(root: Path) -> str:
 
 def anchor(root: Path) -> Iterator[str]:
     for task in TASKS:
-        for part in ("main", "clipping", "projected", "residual"):
+        for part in ("main", "projected", "residual"):
             name = f"anchor_{task}_{part}"
             result = run_of(root / "figures" / name)
             if result is not None:
