@@ -9,8 +9,9 @@ Expected: LayerNorm is better beyond the training lengths (arXiv 2504.02827; its
 Measured: nothing yet. A difference of up to 1 point is equivalent, which was fixed before.
 
 Each part of the run has its own reference, so that one thing differs. Several processes share the
-trainings: accelerate launch --cpu --num_processes 2 recipes/anchor.py. Where time is short, train a
-few seeds at a time (--seeds 8, then --first-seed 8 --seeds 8): finished ones are joined.
+trainings: torchrun --nproc_per_node 2 recipes/anchor.py. Where time is short, train a few seeds at
+a time (--seeds 8, then --first-seed 8 --seeds 8): finished ones are joined. On another machine give
+what is saved already: --join figures/anchor_argmax_main.
 """
 
 import os
@@ -71,6 +72,9 @@ def main(
     ] = "main",
     first_seed: Annotated[int, typer.Option(help="Of --seeds.")] = 0,
     seeds: Annotated[int | None, typer.Option(help="So many alone; joined with others.")] = None,
+    join: Annotated[
+        Path | None, typer.Option(help="With --seeds: a saved result of other seeds.")
+    ] = None,
     output: Annotated[Path, typer.Option(help="Folder for figures and result.")] = Path("figures"),
 ) -> None:
     name = f"{NAME}_{task}_{part}"
@@ -83,6 +87,7 @@ def main(
     if os.environ.get("RANK", "0") != "0":  # one of several processes shows the result
         return
     done = [file.parent for file in sorted(whole.parent.glob(f"{scale}_*/result.json"))]
+    done += [] if join is None else [join]
     if seeds is not None and len(done) > 1:
         result = merge_results(done, whole, overwrite=True)
     print(result.headline(), *result.warnings, sep="\n")

@@ -9,7 +9,8 @@ Expected: post-norm resharpens attention and helps, EMA helps too (arXiv 2510.08
 Measured: nothing yet. Differences of up to 1 point, or 0.01 nats of KL, are equivalent, which was
     fixed before.
 
-Several processes share the trainings: accelerate launch --cpu --num_processes 2 recipes/....py
+Several processes share the trainings:
+    torchrun --nproc_per_node 2 recipes/norm_place_decoders.py
 """
 
 import os

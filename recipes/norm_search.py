@@ -7,7 +7,9 @@ Expected: LayerNorm helps beyond the training lengths (arXiv 2504.02827; its set
     public). A colder softmax at test time (`adaptive`) is the positive control.
 Measured: nothing yet. A difference of up to 1 point is equivalent, which was fixed before.
 
-Several processes share the trainings: accelerate launch --cpu --num_processes 2 recipes/....py
+Several processes share the trainings: torchrun --nproc_per_node 2 recipes/norm_search.py. Where
+time is short, train a few settings at a time (--settings 16, then --first-seed 16 --settings 16):
+finished ones are joined. On another machine give what is saved already: --join FOLDER.
 """
 
 import os
@@ -16,7 +18,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from llmprobe import LLMProbeError, search_synthetic
+from llmprobe import LLMProbeError, merge_results, search_synthetic
 
 NAME = "norm_search"
 SCALES = {
@@ -30,14 +32,27 @@ def main(
     scale: Literal["quick", "desk", "paper"] = "desk",
     task: Literal["argmax", "dictionary"] = "argmax",
     steps: Annotated[int | None, typer.Option(help="The most; drawn from a 25th of it on.")] = None,
+    first_seed: Annotated[int, typer.Option(help="Of --settings.")] = 0,
+    settings: Annotated[int | None, typer.Option(help="So many alone; joined with others.")] = None,
+    join: Annotated[
+        Path | None, typer.Option(help="With --settings: a saved result of other settings.")
+    ] = None,
     output: Annotated[Path, typer.Option(help="Folder for figures and result.")] = Path("figures"),
 ) -> None:
     name = f"{NAME}_{task}"
     given = SCALES[scale] | ({} if steps is None else {"steps": steps})
-    place = scale if steps is None else f"{scale}_{steps}"
-    result = search_synthetic(task, output=Path("runs") / name / place, **given)
+    whole = Path("runs") / name / (scale if steps is None else f"{scale}_{steps}")
+    place = whole
+    if settings is not None:
+        given |= {"n": settings}
+        place = whole.with_name(f"{whole.name}_from_{first_seed}")
+    result = search_synthetic(task, first_seed=first_seed, output=place, **given)
     if os.environ.get("RANK", "0") != "0":  # one of several processes shows the result
         return
+    done = [file.parent for file in sorted(whole.parent.glob(f"{whole.name}_from_*/result.json"))]
+    done += [] if join is None else [join]
+    if settings is not None and len(done) > 1:
+        result = merge_results(done, whole, overwrite=True)
     print(result.headline(), *result.warnings, result.reading(), sep="\n")
     for frame in (result.effect_frame(), result.tree_frame(), result.correlation_frame()):
         print(f"\n{frame.to_string(index=False, float_format='{:.3g}'.format)}")

@@ -9,7 +9,8 @@ Expected: if lost variance is the cause (arXiv 2504.02827), moments repair it. A
     (r = 0.60), which points to attention.
 Measured: nothing yet. A difference of up to 1 point is equivalent, which was fixed before.
 
-Several processes share the networks: accelerate launch --cpu --num_processes 2 recipes/....py
+Several processes share the networks:
+    torchrun --nproc_per_node 2 recipes/why_larger_sets_fail.py
 """
 
 import os

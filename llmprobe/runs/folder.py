@@ -231,6 +231,11 @@ def check_probe(folder: str | os.PathLike[str], *, overwrite: bool) -> Path:
     return path
 
 
+def has_checkpoints(folder: Path) -> bool:
+    """Whether this is the folder of a run, and not a result that was saved or copied alone."""
+    return (folder / _FILE).exists() or (folder / _CHECKPOINTS).exists()
+
+
 def read_training(folder: Path) -> dict[str, Any]:
     """What the training in a folder was asked for."""
     there = _configuration(as_path("folder", folder), "training")

@@ -1,7 +1,8 @@
 """Join trainings with the same settings and other seeds, or tested at other lengths, into one.
 
 The joined folder is that of a training like any other: it has all networks and all measurements,
-and `load_synthetic` reads networks from it.
+and `load_synthetic` reads networks from it. A saved result without the checkpoints of its run is
+joined by its numbers, where it has all of them; what comes then is a saved result too.
 """
 
 import shutil
@@ -13,16 +14,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from llmprobe.errors import CheckpointError
 from llmprobe.results.base import Result
 from llmprobe.results.opening import load_result
 from llmprobe.runs.checkpoints import check_same
-from llmprobe.runs.folder import RunFolder, open_training, read_training
+from llmprobe.runs.folder import RunFolder, has_checkpoints, open_training, read_training
 from llmprobe.runs.jobs import write_state
 from llmprobe.synthetic.pieces import facts_of, finished_pieces, measured_name
 from llmprobe.synthetic.plan import Done, Numbers, Plan, in_order
 from llmprobe.synthetic.settings import plan_of
 
-_OF_A_PART = {"seeds", "lengths"}
+_OF_A_PART = {"seeds", "lengths", "format"}
 """What may differ between trainings that are joined."""
 
 
@@ -31,12 +33,13 @@ class _Part(NamedTuple):
 
     plan: Plan
     done: list[Done]
-    networks: list[Path]
+    networks: list[Path] | None
+    """Where they are; None for a saved result alone."""
 
 
 def join(folders: Sequence[Path]) -> tuple[Result, Callable[[Path], None]]:
     """The result, and what writes the rest of its folder."""
-    asked = [read_training(folder) for folder in folders]
+    asked = [_asked(folder) for folder in folders]
     for folder, there in zip(folders, asked, strict=True):
         check_same(folder, _settings(there), _settings(asked[0]))
     by_seeds: dict[tuple[int, ...], list[_Part]] = {}
@@ -50,10 +53,12 @@ def join(folders: Sequence[Path]) -> tuple[Result, Callable[[Path], None]]:
     where = {name: asked[0].get(name) for name in ("device", "torch")}
 
     def write(folder: Path) -> None:
+        networks = [part.networks for part in parts]
+        if None in networks:
+            return
         with open_training(folder, plan.configuration() | where) as space:
-            for part in parts:
-                for path in part.networks:
-                    shutil.copyfile(path, space.checkpoints / path.name)
+            for path in (path for paths in networks for path in paths or ()):
+                shutil.copyfile(path, space.checkpoints / path.name)
             for one in done:
                 for variant, numbers in (one.measured | one.early).items():
                     name = measured_name(variant, one.piece)
@@ -66,8 +71,22 @@ def _settings(there: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in there.items() if name not in _OF_A_PART}
 
 
+def _asked(folder: Path) -> dict[str, Any]:
+    """What a training was asked for, by its run's folder or by the result alone."""
+    if has_checkpoints(folder):
+        return read_training(folder)
+    made = load_result(folder).provenance
+    return {**made.arguments, "device": made.device, "torch": made.torch}
+
+
 def _read(folder: Path, there: Mapping[str, Any]) -> _Part:
     plan = plan_of(there)
+    if not has_checkpoints(folder):
+        result: Any = load_result(folder)
+        told = (plan.base.seeds, plan.lengths, plan.variants)
+        if told != (result.seeds, result.lengths, result.variants):
+            raise CheckpointError(f"{folder}: its arguments are not those of its numbers")
+        return _Part(plan, plan.apart(result), None)
     space = RunFolder(folder, there)
     networks = [space.checkpoint(piece.name) for piece in plan.pieces()]
     return _Part(plan, finished_pieces(plan, space), networks)
@@ -82,6 +101,11 @@ def _join_lengths(parts: Sequence[_Part]) -> _Part:
         raise ValueError(
             f"merge: seeds {_range(first.plan)} at length {twice} are in two folders; give "
             "trainings of other seeds, or tested at other lengths"
+        )
+    if len(parts) > 1 and any(part.networks is None for part in parts):
+        raise CheckpointError(
+            f"merge: without checkpoints nothing tells whether seeds {_range(first.plan)} are the "
+            "same networks in all folders; give the folders of the runs"
         )
     order = np.argsort(lengths)
     for other in parts[1:]:

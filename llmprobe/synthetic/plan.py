@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 import llmprobe
+from llmprobe.errors import CheckpointError
 from llmprobe.results.base import Provenance, Result
 from llmprobe.synthetic.training import BLOCK, Training
 from llmprobe.synthetic.variants import trained_as
@@ -137,6 +138,13 @@ class Plan(ABC):
     @abstractmethod
     def join(self, done: Sequence[Done], device: torch.device) -> Result:
         """The result of all pieces, given in order."""
+
+    def apart(self, result: Any) -> list[Done]:
+        """What `join` put together, from a saved result: the pieces without their networks."""
+        raise CheckpointError(
+            f"results of kind {result.kind} do not keep all that their pieces gave; give the "
+            "folders of the runs, with their checkpoints"
+        )
 
     def serving(self, done: Sequence[Done]) -> dict[str, list[Done]]:
         """The pieces of each variant, in the order of their seeds."""

@@ -16,7 +16,7 @@ from llmprobe.base.seeds import torch_generator
 from llmprobe.results.accuracy import MARGINS, SyntheticResult
 from llmprobe.results.base import Result
 from llmprobe.synthetic.layers import Drop, by_seed
-from llmprobe.synthetic.plan import Advance, Done, Numbers, Plan, at_step
+from llmprobe.synthetic.plan import Advance, Done, Numbers, Piece, Plan, at_step
 from llmprobe.synthetic.set_network import (
     PARTS,
     SetNetwork,
@@ -127,6 +127,30 @@ class SetPlan(Plan):
 
     def length_axis(self, name: str) -> int:
         return 0 if name in _OF_FIRST_SEED else 1
+
+    def apart(self, result: Any) -> list[Done]:
+        return [self._taken(piece, result) for piece in self.pieces()]
+
+    def _taken(self, piece: Piece, result: Any) -> Done:
+        """One piece of a saved result. Of its early evaluations only accuracies are kept."""
+        own = [self.base.seeds.index(seed) for seed in piece.training.seeds]
+        rows = {variant: self.variants.index(variant) for variant in piece.variants}
+        first = rows[piece.variants[0]]  # the others are the same training
+        return Done(
+            piece,
+            {
+                variant: {name: getattr(result, name)[row][own] for name in result.by_length}
+                | {name: getattr(result, name)[row] for name in _OF_FIRST_SEED}
+                for variant, row in rows.items()
+            },
+            losses=result.loss[first][own].T,
+            diverged=result.diverged[first][own],
+            early={
+                at_step(variant, step): {"accuracy": result.step_accuracy[row][own, s]}
+                for variant, row in rows.items()
+                for s, step in enumerate(self.score_at)
+            },
+        )
 
     def join(self, done: Sequence[Done], device: torch.device) -> Result:
         base = self.base

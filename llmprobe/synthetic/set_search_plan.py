@@ -162,6 +162,21 @@ class SetSearchPlan(SetPlan):
                 values.append(getattr(one, name))
         return {name: np.stack(values, axis=1) for name, values in found.items()}
 
+    def apart(self, result: Any) -> list[Done]:
+        done, settings = [], {setting.seed: setting for setting in self.settings()}
+        for piece in self.pieces():
+            (seed,) = piece.training.seeds
+            at, names = self.base.seeds.index(seed), self._names(settings[seed])
+            rows = {variant: names.index(variant) for variant in piece.variants}
+            measured = {
+                variant: {name: getattr(result, name)[at, row][None] for name in self.measured}
+                for variant, row in rows.items()
+            }
+            ended = result.diverged[at, rows[piece.variants[0]]][None]
+            # A search keeps no losses.
+            done.append(Done(piece, measured, losses=np.empty((0, 1)), diverged=ended))
+        return done
+
     def join(self, done: Sequence[Done], device: torch.device) -> SetSearchResult:
         base, settings = self.base, self.settings()
         order = {setting.seed: index for index, setting in enumerate(settings)}

@@ -124,10 +124,13 @@ def plan_of(configuration: Mapping[str, Any]) -> Plan:
         raise CheckpointError(
             "a training of an older version, whose seeds share their tests; train it again"
         )
-    names = _fields_of(_training_class(configuration["task"]))
-    base = training_of({name: x for name, x in configuration.items() if name in names})
-    variants, lengths, sets = (configuration[name] for name in _TESTS[:3])
-    tests = (tuple(lengths), sets, tuple(configuration.get("score_at", ())))
+    try:
+        names = _fields_of(_training_class(configuration["task"]))
+        base = training_of({name: x for name, x in configuration.items() if name in names})
+        variants, lengths, sets = (configuration[name] for name in _TESTS[:3])
+        tests = (tuple(lengths), sets, tuple(configuration.get("score_at", ())))
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(f"a training of another version: {error!r}") from None
     kinds = _SEARCHES if "search" in configuration else _PLANS
     return kinds[type(base)](tuple(variants), base, *tests)
 

@@ -1,5 +1,6 @@
 """Trainings that are joined are the training of all their seeds, tested at all their lengths."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -26,6 +27,7 @@ SETS = {
 SEQUENCES = {"task": "set-complement", "vocab": 6, "steps": 20, "sets": 64, "width": 8}
 ANSWERS = {"task": "reverse", "steps": 20, "sets": 16, "width": 8, "batch": 8}
 SEARCH = {"task": "set-complement", "vocab": 6, "steps": 4, "sets": 16}
+SET_SEARCH = {"task": "argmax", "steps": 25, "sets": 8, "lengths": "1,4", "batch": 8}
 NUMBERS = {
     "synthetic": ("accuracy", "global_variance", "loss", "feature_values", "top_weights"),
     "legality": ("kl", "illegal_mass", "loss", "uniform_mass", "diverged"),
@@ -68,6 +70,48 @@ def test_other_seeds_are_joined(options, count, tmp_path):
     again = run(**options, **{count: 5}, output=tmp_path / "all")
     assert again.provenance.created == joined.provenance.created
     assert load_synthetic(tmp_path / "all", seed=3) is not None
+
+
+@pytest.mark.parametrize(
+    ("options", "count"),
+    [
+        (SETS | {"steps": 100, "score_at": "50", "lengths": "16,32"}, "seeds"),
+        (SET_SEARCH, "n"),
+    ],
+    ids=["sets", "set-search"],
+)
+def test_saved_results_without_their_runs_are_joined_to_the_same_numbers(options, count, tmp_path):
+    for first, n in ((0, 2), (2, 3)):
+        result = run(**options, **{count: n}, first_seed=first, output=tmp_path / f"run-{first}")
+        result.save(tmp_path / f"saved-{first}")
+    of_runs = merge_results([tmp_path / "run-2", tmp_path / "run-0"], tmp_path / "runs")
+    for other in ("run-0", "saved-0"):
+        joined = merge_results([tmp_path / "saved-2", tmp_path / other], tmp_path / f"by-{other}")
+        for field in dataclasses.fields(of_runs):
+            mine, theirs = (getattr(x, field.name) for x in (joined, of_runs))
+            if field.name == "provenance":
+                mine, theirs = (dataclasses.replace(x, created="") for x in (mine, theirs))
+            np.testing.assert_equal(mine, theirs, err_msg=field.name)
+        assert not (tmp_path / f"by-{other}" / "checkpoints").exists()
+
+
+def test_saved_results_that_cannot_be_joined_are_refused(tmp_path):
+    for name, options in (("a", SETS), ("b", SETS), ("c", SEQUENCES), ("d", SEQUENCES)):
+        lengths = {"a": "16", "b": "32"}.get(name, "1,3")
+        made = train_synthetic(**options, seeds=1, lengths=lengths, first_seed=int(name == "d"))
+        made.save(tmp_path / name)
+    for pair, said in (("ab", "without checkpoints nothing tells"), ("cd", "legality")):
+        with pytest.raises(CheckpointError, match=said):
+            merge_results([tmp_path / name for name in pair], tmp_path / "both")
+    for told, said in (({"seeds": [5]}, "arguments are not those"), ({"sets": ...}, "another ver")):
+        for name in "ab":
+            made = load_result(tmp_path / name)
+            arguments = {k: v for k, v in (made.provenance.arguments | told).items() if v != ...}
+            forged = dataclasses.replace(made.provenance, arguments=arguments)
+            dataclasses.replace(made, provenance=forged).save(tmp_path / name, overwrite=True)
+        with pytest.raises(CheckpointError, match=said):
+            merge_results([tmp_path / "a", tmp_path / "b"], tmp_path / "both")
+    assert not (tmp_path / "both").exists()
 
 
 @pytest.mark.parametrize(
