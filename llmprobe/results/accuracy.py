@@ -27,13 +27,12 @@ from llmprobe.base.intervals import (
     holm,
     magnitude,
     paired_p,
-    verdict,
 )
 from llmprobe.base.signs import minus
 from llmprobe.results.accuracy_steps import by_steps
 from llmprobe.results.accuracy_tables import against, drift_table, tail_table
 from llmprobe.results.base import check_shape, missing_as_nan, records
-from llmprobe.results.solved import SolvingResult
+from llmprobe.results.solved import SolvingResult, at_chance, judge
 from llmprobe.results.tables import count
 from llmprobe.results.trained import Array, check_whole
 from llmprobe.results.views import Lines, View
@@ -204,12 +203,15 @@ class SyntheticResult(SolvingResult, kind="synthetic"):
         is significant after Holm's correction over the variant's lengths. Where the differences
         do not vary there is no test: p is NaN. `verdict` is of the claim that the variant is
         better: confirmed or reversed where significant, equivalent where the interval lies within
-        the run's margin, else undecided.
+        the run's margin, else undecided. Where neither is above chance, the latter two become
+        “both at chance”.
         """
         import pandas as pd
 
         parts, margin = [], self.margins.get("accuracy", 0)
-        for variant, accuracy in list(zip(self.variants, self.accuracy, strict=True))[1:]:
+        low = at_chance(self.accuracy, self.chance, self.n_sets)
+        scores = zip(self.variants, self.accuracy, low & low[0], strict=True)
+        for variant, accuracy, guessed in list(scores)[1:]:
             rows = []
             for length, a, b in zip(self.lengths, accuracy.T, self.accuracy[0].T, strict=True):
                 both = np.isfinite(a) & np.isfinite(b)
@@ -217,8 +219,8 @@ class SyntheticResult(SolvingResult, kind="synthetic"):
                 p = paired_p(e)
                 rows.append((variant, self.variants[0], length, e.mean, e.low, e.high, p, e.n))
             significant = holm([row[-2] for row in rows])
-            for row, s in zip(rows, significant, strict=True):
-                word = verdict(row[4], row[5], margin=margin, significant=bool(s))
+            for row, s, guess in zip(rows, significant, guessed, strict=True):
+                word = judge(*row[4:6], margin=margin, significant=bool(s), guessed=bool(guess))
                 parts.append((*row[:-1], s, row[-1], word))
         columns = ["variant", "reference", "length", "difference", "low", "high", "p"]
         return pd.DataFrame(parts, columns=[*columns, "significant", "n_seeds", "verdict"])

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from llmprobe.base.intervals import estimate, holm, paired_p, verdict
+from llmprobe.base.intervals import estimate, holm, paired_p
 from llmprobe.base.lengths import spread
 from llmprobe.base.signs import minus
 from llmprobe.results.base import check_shape, records
-from llmprobe.results.solved import AT_CHANCE, SOLVED, SolvingResult, at_chance
+from llmprobe.results.solved import SOLVED, SolvingResult, at_chance, judge
 from llmprobe.results.tables import count, heading, interval_cell, mean_cell, p_cell, titled
 from llmprobe.results.trained import Array, check_words
 from llmprobe.results.views import Lines, View
@@ -148,9 +148,8 @@ class AnswersResult(SolvingResult, kind="answers"):
             p = [paired_p(e) for e in found]
             tested = zip(self.lengths, found, p, holm(p), guessed, strict=True)
             for length, e, one, s, nothing in tested:
-                word = verdict(e.low, e.high, margin=margin, significant=bool(s))
-                if metric == "exact" and nothing and word in ("equivalent", "undecided"):
-                    word = AT_CHANCE
+                guesses = metric == "exact" and bool(nothing)
+                word = judge(e.low, e.high, margin=margin, significant=bool(s), guessed=guesses)
                 difference = (e.mean, e.low, e.high, one, s, e.n, word)
                 rows.append((variant, self.variants[0], length, *difference))
         columns = ["variant", "reference", "length", "difference", "low", "high", "p"]

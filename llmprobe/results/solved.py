@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from llmprobe.base.intervals import verdict
 from llmprobe.results.trained import Array, VariantsResult, explained, in_points, spoken
 
 if TYPE_CHECKING:
@@ -60,6 +61,12 @@ class SolvingResult(VariantsResult, kind=""):
         if (frame.verdict == AT_CHANCE).any():
             found.append("Both at chance: neither is above guessing there, so nothing is compared.")
         return f"{' '.join(found)} Trained for {self.settings}; {len(self.seeds)} seeds."
+
+
+def judge(low: float, high: float, *, margin: float, significant: bool, guessed: bool) -> str:
+    """The verdict on “it is better”; `guessed`: whether both that are compared are at chance."""
+    word = verdict(low, high, margin=margin, significant=significant)
+    return AT_CHANCE if guessed and word in ("equivalent", "undecided") else word
 
 
 def at_chance(score: Array, chance: ArrayLike, n_tests: ArrayLike) -> NDArray[np.bool_]:

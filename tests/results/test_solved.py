@@ -60,6 +60,26 @@ def test_two_that_answer_nothing_are_not_called_equivalent():
     assert "chance" not in make_answers_result(3, (1, 5, 10)).reading()
 
 
+def test_two_that_guess_on_sets_are_not_called_equivalent():
+    """Nor are they at an earlier step; one that is above chance is compared."""
+    made = make_synthetic_result(3)
+    accuracy = made.accuracy.copy()
+    accuracy[:, :, 3:] = 0.1 + 0.001 * np.arange(8)[:, None]
+    accuracy[2, :, 5] = 0.1 + 0.01 * np.arange(8)
+    early = np.stack([np.full_like(accuracy, 0.1), accuracy], axis=2)
+    steps = {"score_steps": (100, 200), "step_accuracy": early}
+    result = with_score(dataclasses.replace(made, margins={"accuracy": 0.01}, **steps), accuracy)
+    found = result.compare_frame().set_index(["variant", "length"]).verdict
+    first, second = result.variants[1:]
+    assert [found[first, n] for n in (1024, 4096, 16384)] == [AT_CHANCE] * 3
+    assert found[first, 16] != AT_CHANCE
+    assert found[second, 16384] == "confirmed"
+    assert f"both at chance at 1024, 4096 and 16384 {result.unit}." in result.reading()
+    by_step = result.step_frame().set_index(["step", "variant"]).verdict
+    assert set(by_step[100, first]) == {AT_CHANCE}
+    assert by_step[200, first].tolist() == found[first].tolist()
+
+
 def test_two_that_answer_all_are_equivalent():
     result = with_score(make_answers_result(), np.ones((2, 8, 7)))
     assert set(result.compare_frame().verdict) == {"equivalent"}
