@@ -25,6 +25,7 @@ from cells import (
 from llmprobe import Result, rank_correlation, wrong_mass
 from llmprobe.base.intervals import VERDICTS, estimate
 from llmprobe.results.slope_words import LABELS
+from llmprobe.results.solved import AT_CHANCE
 
 EXTERNAL = (98.6, 97.1, 94.3, 89.7, 81.3, 70.1, 53.8, 35.7, 22.6, 15.7, 12.4)
 """Accuracy of the baseline of arXiv 2410.01104 at 16 to 16,384 items."""
@@ -48,7 +49,7 @@ def verdicts(root: Path) -> str:
     for name, (folder, variants) in RUNS.items():
         result = saved(root / "figures" / folder)
         for variant in variants:
-            frame = compared(result, variant)
+            frame = compared(result, variant).replace({"verdict": {AT_CHANCE: "undecided"}})
             found = [
                 spans(result.lengths, list(frame.length[frame.verdict == word]))
                 for word in VERDICTS

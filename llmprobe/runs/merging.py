@@ -2,9 +2,10 @@
 
     merge_results(["runs/seed-0", "runs/seed-1"], "runs/both")
 
-Probes are joined by their evidence, trainings by what their folders keep of every piece: the result
-is that of one run that did all of it, up to the order of additions. Together the folders have to
-fill a table, every seed at every length, and none twice.
+Probes are joined by their evidence, trainings by what their folders keep of every piece, or by the
+saved numbers where these are all of it: the result is that of one run that did everything, up to
+the order of additions. Together the folders have to fill a table, every seed at every length, and
+none twice.
 """
 
 from collections.abc import Sequence
