@@ -130,7 +130,7 @@ desk: $(READY)
 	$(RECIPE)/norm_search.py --task dictionary
 	for task in argmax dictionary; do for part in main projected residual; do \
 		$(RECIPE)/anchor.py --task $$task --part $$part || exit 1; done; \
-		$(RECIPE)/why_larger_sets_fail.py --task $$task --run runs/anchor_$${task}_main/desk || exit 1; done
+		$(RECIPE)/why_larger_sets_fail.py --task $$task --trained runs/anchor_$${task}_main/desk || exit 1; done
 
 clean:
 	rm -rf .venv .venv-peers runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

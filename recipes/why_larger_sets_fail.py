@@ -35,17 +35,17 @@ SETS = {"quick": 32, "desk": 512, "paper": 4096}
 def main(
     scale: Literal["quick", "desk", "paper"] = "desk",
     task: Literal["argmax", "dictionary"] = "argmax",
-    run: Annotated[
+    trained: Annotated[
         Path | None,
         typer.Option(help="Folder of a finished training, such as runs/anchor_argmax_main/desk."),
     ] = None,
     output: Annotated[Path, typer.Option(help="Folder for figures and result.")] = Path("figures"),
 ) -> None:
     name = f"{NAME}_{task}"
-    if run is None:
-        run = Path("runs") / name / scale
-        train_synthetic(task, VARIANTS, output=run, **SCALES[scale])
-    result = explain_synthetic(run, VARIANTS, sets=SETS[scale])
+    if trained is None:
+        trained = Path("runs") / name / scale
+        train_synthetic(task, VARIANTS, output=trained, **SCALES[scale])
+    result = explain_synthetic(trained, VARIANTS, sets=SETS[scale])
     if os.environ.get("RANK", "0") != "0":  # one of several processes shows the result
         return
     print(result.headline(), *result.warnings, sep="\n")
