@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from llmprobe import Result, load_result
+from llmprobe.results.mechanism import WORDS
 
 TABLES: dict[str, Callable[[Path], str]] = {}
 """By name; each takes the checkout's folder and gives Markdown."""
@@ -98,3 +99,12 @@ def beyond(result: Result, variant: str, metric: str = "illegal_top1") -> tuple[
     scale, form = (100, "+.1f") if metric.startswith("illegal") else (1, "+.3f")
     ends = [scale * row[end] for end in ("difference_low", "difference_high")]
     return interval(scale * row.difference, *ends, form), row.verdict
+
+
+def brought_back(result: Result, *conditions: str, length: int = 1024) -> str:
+    """What changes at test time bring back of the accuracy that the first variant has lost."""
+    length = length if length in result.lengths else result.lengths[-1]
+    frame = result.repair_frame()
+    here = (frame.variant == result.variants[0]) & (frame.length == length)
+    found = frame[here].set_index("condition").repaired
+    return ", ".join(f"{WORDS[name]} {abs(100 * found[name]):.0f} %" for name in conditions)

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from cells import at, beyond, effect, interval, minus, rows, saved, table
-from claims import changes, parts, run_of, sequences, variants
+from cells import at, beyond, brought_back, effect, interval, minus, rows, saved, table
+from claims import parts, run_of, sequences, variants
 
 from llmprobe.base.intervals import estimate, verdict
 from llmprobe.results.slope_words import LABELS
@@ -16,21 +16,24 @@ from llmprobe.results.slope_words import LABELS
 @table
 def lab(root: Path) -> str:
     folder = root / "figures"
-    cosine, constant = (saved(folder / f"table_argmax_{x}") for x in ("cosine", "constant"))
+    cosine, anchor = (
+        saved(folder / name) for name in ("table_argmax_cosine", "anchor_argmax_main")
+    )
     lookup, games = (saved(folder / x) for x in ("table_dictionary", "othello_length_constant"))
     search = saved(folder / "set_complement_search_gpt_constant")
+    (short, of_short), (long, of_long) = (at(x, "layernorm") for x in (cosine, anchor))
     raw = games.beyond_frame().set_index(["metric", "variant"]).loc["illegal_top1", "baseline"]
     lines = [
         "LayerNorm in dictionary lookup, 1,024 items: {} points, **{}**.".format(
             *at(lookup, "layernorm")
         ),
-        "LayerNorm in argmax retrieval, 1,024 items: {} points with a cosine learning rate, "
-        "**{}**; {} with a constant one, **{}**.".format(
-            *at(cosine, "layernorm"), *at(constant, "layernorm")
+        "LayerNorm in argmax retrieval, 1,024 items: {} points after {:,} steps with a falling "
+        "rate, **{}**; {} after {:,} with a constant one, **{}**. Clipped gradients alone: {}, "
+        "**{}**.".format(
+            short, cosine.steps, of_short, long, anchor.steps, of_long, *at(anchor, "clipped")
         ),
-        "A colder softmax at test time (`adaptive`), the same task: {} points, **{}**.".format(
-            *at(cosine, "baseline+adaptive")
-        ),
+        "A colder softmax at test time (`adaptive`), the same two: {} points, **{}**; {}, "
+        "**{}**.".format(*at(cosine, "baseline+adaptive"), *at(anchor, "adaptive")),
         f"EMA on Othello, {100 * raw['mean']:.1f} % illegal first choices beyond training: "
         + "{} points, **{}**; BEMA {}, **{}**.".format(
             *beyond(games, "ema"), *beyond(games, "bema")
@@ -118,7 +121,6 @@ def recipes(root: Path) -> str:
         return f"of {counts.sum()}, {', '.join(known)}"
 
     tails = saved(folder / "figure_2_feature_distributions").tail_frame().slope
-    spread = saved(folder / "figure_3_global_shift").global_variance[0].mean(axis=0)
     entropy = saved(folder / "figure_4_attention_weights").entropy[..., -1]
     more = estimate(entropy[1] - entropy[0])
     enough = [
@@ -151,10 +153,6 @@ def recipes(root: Path) -> str:
             "do single features concentrate?",
             minus(f"confirmed: variance as N^{tails[0]:.2f}, with LayerNorm N^{tails[1]:.2f}"),
         ),
-        "figure_3_global_shift": (
-            "do global mean and variance shift?",
-            f"variance confirmed, {spread[0] / spread[-1]:.0f}-fold; mean undecided",
-        ),
         "figure_4_attention_weights": (
             "does LayerNorm lessen dispersion?",
             f"{verdict(more.low, more.high, margin=0, claim=-1)}: "
@@ -164,19 +162,9 @@ def recipes(root: Path) -> str:
             "which of SmolLM2's heads lose variance?",
             labeled("head_decay_map"),
         ),
-        "table_argmax": (
-            "does LayerNorm help argmax retrieval?",
-            f"{word('table_argmax_cosine', 'layernorm')} (cosine rate), "
-            f"{word('table_argmax_constant', 'layernorm')} (constant)",
-        ),
         "table_dictionary": (
             "does it help dictionary lookup?",
             word("table_dictionary", "layernorm"),
-        ),
-        "table_ablation": (
-            "do other norms help argmax?",
-            f"`rmsnorm` {word('table_ablation_norms', 'rmsnorm')}, `headnorm` "
-            f"{word('table_ablation_heads', 'headnorm')}",
         ),
         "set_complement_theory": (
             "does width v − 1 suffice, v − 2 not?",
@@ -193,10 +181,6 @@ def recipes(root: Path) -> str:
         "othello_length": (
             "do EMA and BEMA help later moves?",
             f"EMA {beyond(games, 'ema')[1]}, BEMA {beyond(games, 'bema')[1]}",
-        ),
-        "train_builtin_model": (
-            "do the built-in model's heads lose variance?",
-            labeled("train_builtin_model"),
         ),
         "does_it_hurt": (
             "does SmolLM2 need the heads that lose variance?",
@@ -229,18 +213,19 @@ def norm_recipes(folder: Path) -> dict[str, tuple[str, str]]:
     tasks = ("argmax", "dictionary")
     answers = {
         "anchor": (
-            "does LayerNorm help at 100,000 steps?",
-            [words(f"anchor_{x}_main", variants("layernorm"), f"{x}: ") for x in tasks],
+            "do LayerNorm, or clipping, help at 100,000 steps?",
+            [words(f"anchor_{x}_main", variants("layernorm", "clipped"), f"{x}: ") for x in tasks],
         ),
         "norm_search": (
             "in how many settings does a norm help?",
             [words(f"norm_search_{x}", parts("layernorm", "headnorm"), f"{x}: ") for x in tasks],
         ),
         "why_larger_sets_fail": (
-            "do lost moments or attention explain it?",
+            "what brings back the accuracy that 1,024 items lose?",
             [
-                words(f"why_larger_sets_fail_{x}", changes("moments", "shorter"), f"{x}: ")
-                for x in tasks
+                f"{task}: {brought_back(result, 'moments', 'shorter')}"
+                for task in tasks
+                if (result := run_of(folder / f"why_larger_sets_fail_{task}")) is not None
             ],
         ),
         "norm_place_decoders": (

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cells import baseline, cells, compared, interval, minus, rows, spans, table
+from cells import baseline, brought_back, cells, compared, interval, minus, rows, spans, table
 from claims import run_of
 from findings import EXTERNAL
 
@@ -155,9 +155,18 @@ def why(root: Path) -> Iterator[str]:
         )
         yield (
             f"\n### {task}: what repairs accuracy on larger sets\n\n"
-            f"![Accuracy under changes at test time]({name}.png)\n\n{result.reading()}\n\n{repairs}"
-            f"\nWhat predicts being right, within lengths:\n\n{predictors}"
+            f"![Accuracy under changes at test time]({name}.png)\n\n{_in_a_sentence(result)}\n\n"
+            f"{repairs}\nWhat predicts being right, within lengths:\n\n{predictors}"
         )
+
+
+def _in_a_sentence(result: Any) -> str:
+    length = 1024 if 1024 in result.lengths else result.lengths[-1]
+    return (
+        f"{len(result.seeds)} seeds of the networks above. From {result.train_lengths[1]} to "
+        f"{length:,} items `{result.variants[0]}` loses accuracy. Changes at test time bring back: "
+        f"{brought_back(result, *result.conditions[1:])}."
+    )
 
 
 def decoders(root: Path) -> Iterator[str]:

@@ -40,12 +40,13 @@ L − 1 random ones; the same with the mean and deviation that features have at 
 PREDICTORS = ("attention_on_target", "logit_gap", "global_variance", "feature_variance")
 MARGINS = {"accuracy": 0.01}
 """Of new runs: differences of less than a point do not matter."""
-_WORDS = {
+WORDS = {
     "moments": "the moments of training",
     "strongest": "attention among the strongest items",
     "shorter": "the attention of a shorter set",
     "shorter, lost moments": "that with the moments of the large set",
 }
+"""What each change gives an attention output."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -232,7 +233,7 @@ class MechanismResult(TrainedResult, kind="mechanism"):
         found = []
         for variant in self.variants:
             rows = frame[(frame.variant == variant) & (frame.length == far)]
-            words = [(row["verdict"], _WORDS[row["condition"]]) for row in rows.to_dict("records")]
+            words = [(row["verdict"], WORDS[row["condition"]]) for row in rows.to_dict("records")]
             sizes = ", ".join(f"{r['condition']} {_points(r)}" for r in rows.to_dict("records"))
             found.append(f"{variant}: “it repairs accuracy” is {spoken(words, 'for')} ({sizes}).")
         return (
