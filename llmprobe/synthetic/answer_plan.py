@@ -30,7 +30,7 @@ from llmprobe.synthetic.decoder_network import Decoder
 from llmprobe.synthetic.decoder_plan import CausalTraining
 from llmprobe.synthetic.layers import Drop
 from llmprobe.synthetic.plan import Advance, Done, Numbers, Plan
-from llmprobe.synthetic.positions import Couple, draw_places, place_losses
+from llmprobe.synthetic.positions import Couple, check_couple, draw_places, place_losses
 from llmprobe.synthetic.tasks import AnswerTask, DecoderTask
 from llmprobe.synthetic.training import Batch, check_size, seed_generators, steps_of
 
@@ -67,6 +67,7 @@ class AnswerTraining(CausalTraining):
     def places_of(self, length: int, variant: str) -> int:
         task = self.sequences
         parts = self.parse(variant)
+        check_couple(parts, self.task, self.couple)
         if parts.get("drawn") in ("coupled", "predicted") and "bias" not in parts:
             return int(max(task.places(length)))
         return int(max(task.size(length), self.concatenate * task.size(self.longest)))

@@ -197,8 +197,8 @@ def check_couple(parts: Mapping[str, str], task: str, couple: Couple | None) -> 
     """Refuse coupled places where a task has none."""
     if couple is None and parts.get("drawn") in ("coupled", "predicted"):
         raise ValueError(
-            f"variants: {parts['drawn']} needs tokens that belong together, but {task} has none; "
-            "leave it out"
+            f"variants: {parts['drawn']} needs tokens that belong together, but {task} does not "
+            "say which do; use a task that does, such as addition-padded, or leave it out"
         )
 
 

@@ -85,6 +85,7 @@ def test_what_cannot_be_planned_is_refused(wrong, words):
             r"context: got 59, accepted for rotary\+randomized: the 60 places",
         ),
         ("othello", {"variants": "coupled"}, "coupled needs tokens that belong together"),
+        ("addition", {"variants": "nope,coupled"}, "coupled needs tokens that belong together"),
         ("argmax", {"ema_decay": 0.9}, "no variant has ema"),
         ("othello", {"variants": "baseline,mlp"}, "accepted: different ones"),
         ("othello", {"variants": "rotary,baseline"}, "accepted: different ones"),
