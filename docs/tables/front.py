@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from cells import at, beyond, brought_back, effect, interval, minus, rows, saved, table
+from cells import at, beyond, brought_back, effect, interval, rows, saved, table
 from claims import parts, run_of, sequences, variants
 
 from llmprobe.base.intervals import estimate, verdict
@@ -16,24 +16,31 @@ from llmprobe.results.slope_words import LABELS
 @table
 def lab(root: Path) -> str:
     folder = root / "figures"
-    cosine, anchor = (
-        saved(folder / name) for name in ("table_argmax_cosine", "anchor_argmax_main")
+    cosine, lookup, games = (
+        saved(folder / name)
+        for name in ("table_argmax_cosine", "table_dictionary", "othello_length_constant")
     )
-    lookup, games = (saved(folder / x) for x in ("table_dictionary", "othello_length_constant"))
+    argmax, dictionary = (saved(folder / f"anchor_{x}_main") for x in ("argmax", "dictionary"))
     search = saved(folder / "set_complement_search_gpt_constant")
-    (short, of_short), (long, of_long) = (at(x, "layernorm") for x in (cosine, anchor))
     raw = games.beyond_frame().set_index(["metric", "variant"]).loc["illegal_top1", "baseline"]
+
+    def norms(name: str, short: Any, long: Any) -> str:
+        return (
+            "LayerNorm in {}, 1,024 items: {} points after {:,} steps with a falling rate, "
+            "**{}**; {} after {:,} with a constant one, **{}**. There clipped gradients alone: {}, "
+            "**{}**."
+        ).format(name, *trained(short), *trained(long), *at(long, "clipped"))
+
+    def trained(result: Any) -> tuple[str, int, str]:
+        words, verdict = at(result, "layernorm")
+        return words, result.steps, verdict
+
     lines = [
-        "LayerNorm in dictionary lookup, 1,024 items: {} points, **{}**.".format(
-            *at(lookup, "layernorm")
+        norms("argmax retrieval", cosine, argmax),
+        norms("dictionary lookup", lookup, dictionary),
+        "A colder softmax at test time (`adaptive`), argmax: {} points, **{}**; {}, **{}**.".format(
+            *at(cosine, "baseline+adaptive"), *at(argmax, "adaptive")
         ),
-        "LayerNorm in argmax retrieval, 1,024 items: {} points after {:,} steps with a falling "
-        "rate, **{}**; {} after {:,} with a constant one, **{}**. Clipped gradients alone: {}, "
-        "**{}**.".format(
-            short, cosine.steps, of_short, long, anchor.steps, of_long, *at(anchor, "clipped")
-        ),
-        "A colder softmax at test time (`adaptive`), the same two: {} points, **{}**; {}, "
-        "**{}**.".format(*at(cosine, "baseline+adaptive"), *at(anchor, "adaptive")),
         f"EMA on Othello, {100 * raw['mean']:.1f} % illegal first choices beyond training: "
         + "{} points, **{}**; BEMA {}, **{}**.".format(
             *beyond(games, "ema"), *beyond(games, "bema")
@@ -100,9 +107,6 @@ def helps(root: Path) -> str:
 def recipes(root: Path) -> str:
     folder = root / "figures"
 
-    def word(name: str, variant: str) -> str:
-        return at(saved(folder / name), variant)[1]
-
     def slopes(name: str) -> pd.DataFrame:
         return saved(folder / name).decay_frame()
 
@@ -120,7 +124,6 @@ def recipes(root: Path) -> str:
         known = [f"{counts[label]} {label}" for label in LABELS if label in counts]
         return f"of {counts.sum()}, {', '.join(known)}"
 
-    tails = saved(folder / "figure_2_feature_distributions").tail_frame().slope
     entropy = saved(folder / "figure_4_attention_weights").entropy[..., -1]
     more = estimate(entropy[1] - entropy[0])
     enough = [
@@ -149,10 +152,6 @@ def recipes(root: Path) -> str:
             f"over all prompts it does not fall, {whole('figure_1_llm_variance')}; within a last "
             f"token {whole('figure_1_llm_variance', slope='slope_within')}; single heads do",
         ),
-        "figure_2_feature_distributions": (
-            "do single features concentrate?",
-            minus(f"confirmed: variance as N^{tails[0]:.2f}, with LayerNorm N^{tails[1]:.2f}"),
-        ),
         "figure_4_attention_weights": (
             "does LayerNorm lessen dispersion?",
             f"{verdict(more.low, more.high, margin=0, claim=-1)}: "
@@ -161,10 +160,6 @@ def recipes(root: Path) -> str:
         "head_decay_map": (
             "which of SmolLM2's heads lose variance?",
             labeled("head_decay_map"),
-        ),
-        "table_dictionary": (
-            "does it help dictionary lookup?",
-            word("table_dictionary", "layernorm"),
         ),
         "set_complement_theory": (
             "does width v − 1 suffice, v − 2 not?",
