@@ -107,4 +107,5 @@ def brought_back(result: Result, *conditions: str, length: int = 1024) -> str:
     frame = result.repair_frame()
     here = (frame.variant == result.variants[0]) & (frame.length == length)
     found = frame[here].set_index("condition").repaired
-    return ", ".join(f"{WORDS[name]} {abs(100 * found[name]):.0f} %" for name in conditions)
+    shares = {name: minus(f"{100 * found[name]:z.0f}") for name in conditions}
+    return ", ".join(f"{WORDS[name]} {share} %" for name, share in shares.items())
