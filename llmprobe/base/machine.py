@@ -4,6 +4,7 @@ Everything that depends on where the code runs is decided here, once.
 """
 
 import ctypes
+import gc
 import hashlib
 import platform
 import time
@@ -222,6 +223,24 @@ def memory_kept() -> Iterator[None]:
         if not _keepers:  # the values that glibc reaches by itself with blocks of this size
             mallopt(_MMAP_THRESHOLD, 2**25)
             mallopt(_TRIM_THRESHOLD, 2**26)
+
+
+@contextmanager
+def old_objects_left_alone() -> Iterator[None]:
+    """Spare the garbage collector the objects that are there already, in this block.
+
+    torch, transformers and pandas make hundreds of thousands, and a loop of many small steps has
+    them looked through again and again: an eighth to a quarter of the time of a training step.
+    Objects that are made in the block are collected as ever.
+    """
+    nested = gc.get_freeze_count() > 0
+    if not nested:
+        gc.freeze()
+    try:
+        yield
+    finally:
+        if not nested:
+            gc.unfreeze()
 
 
 @cache

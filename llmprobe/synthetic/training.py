@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from llmprobe.base.lengths import LONGEST
-from llmprobe.base.machine import memory_kept, without_denormals
+from llmprobe.base.machine import memory_kept, old_objects_left_alone, without_denormals
 from llmprobe.base.nesting import flatten, under
 from llmprobe.base.seeds import torch_generator
 from llmprobe.base.transfers import upload
@@ -235,7 +235,7 @@ def train(
         if run.step in visits:  # before a later checkpoint can be written
             visits[run.step](run.result())
         # Sharp attention has weights, and gradients, of that size.
-        with without_denormals(), memory_kept():
+        with without_denormals(), memory_kept(), old_objects_left_alone():
             loss, accuracy = run.block()
         report(before + run.step, loss, accuracy)
         late = time.monotonic() - saved > SECONDS
