@@ -137,8 +137,9 @@ class SetAttention(nn.Module):
     """Attention of one query over the items of a set, without positions and without a mask.
 
     The second map of the items' MLP (`i_proj`) and the maps to keys and values are linear, so they
-    act where there is one vector a set: the first two on the query's side, the last behind the
-    pooling. An item then costs a product with the query and one with its weight.
+    are multiplied with each other first, and act where there is one vector a set: on the query's
+    side, and behind the pooling. An item then costs a product with the query and one with its
+    weight, whatever the number of heads.
     """
 
     def __init__(self, width: int, heads: int, seeds: int, parts: dict[str, str]) -> None:
@@ -161,27 +162,33 @@ class SetAttention(nn.Module):
     def forward(self, query: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """(batch, 1, width) and (batch, n, width) to the output and (batch, heads, n) weights."""
         mlp, seeds = self.i_proj, len(self.i_proj.weight)
-        size = self.head_size
-        keys, values = (x.weight.unflatten(-1, (-1, size)) for x in (self.k_proj, self.v_proj))
-        # The axes: seed, set, head, feature.
-        q = by_seed(self.q_proj(query)[:, 0], seeds).unflatten(-1, (-1, size)) / math.sqrt(size)
-        asked = _map_heads(q, keys.permute(0, 2, 3, 1))
-        # The bias of `i_proj` would add the same number to all logits of a set, which no softmax
-        # here is changed by.
-        asked = torch.bmm(asked.flatten(1, 2), mlp.weight.mT)
+        assert mlp.bias is not None
+        # The axes: seed, set, head, feature; of maps: seed, head, input, output.
+        q = self._by_head(by_seed(self.q_proj(query).squeeze(1), seeds)) / math.sqrt(self.head_size)
+        keys, values, shift = (
+            self._by_head(torch.bmm(x, y)).transpose(1, 2)
+            for x, y in (
+                (mlp.weight, self.k_proj.weight),
+                (mlp.weight, self.v_proj.weight),
+                # To the keys it would add the same number to all logits of a set, which no softmax
+                # here is changed by.
+                (mlp.bias[:, None], self.v_proj.weight),
+            )
+        )
         both: dict[str, Tensor] = {}
-        logits = _Ask.apply(asked.view(len(hidden), -1, hidden.shape[-1]), hidden, both)
-        weights = self.softmax(logits)
+        asked = _map_heads(q, keys.mT).reshape(len(hidden), -1, hidden.shape[-1])
+        weights = self.softmax(_Ask.apply(asked, hidden, both))
         pooled = by_seed(_Pool.apply(weights, hidden, both), seeds)
         mass = by_seed(weights.sum(dim=-1, keepdim=True), seeds)
-        assert mlp.bias is not None
-        shift = mass.flatten(1, 2) * mlp.bias[:, None]
-        pooled = torch.baddbmm(shift, pooled.flatten(1, 2), mlp.weight).view(pooled.shape)
-        heads = _map_heads(pooled, values.permute(0, 2, 1, 3)).flatten(0, 1)
+        heads = torch.addcmul(_map_heads(pooled, values), mass, shift.transpose(1, 2)).flatten(0, 1)
         # Norms are given rows, so that a probe does not take one for the output projection.
         rows = self.norm(self.softmax.norm(heads).flatten(0, 1))
         joined = self.joined_norm(rows.view(len(hidden), -1))
         return self.o_proj(joined[:, None]), weights
+
+    def _by_head(self, x: Tensor) -> Tensor:
+        """(..., heads * head size) to (..., heads, head size)."""
+        return x.unflatten(-1, (-1, self.head_size))
 
 
 def _map_heads(x: Tensor, maps: Tensor) -> Tensor:
@@ -293,10 +300,10 @@ class SetNetwork(SeedNetwork):
         hidden = self.items(input_ids[:, :-1])
         query = self.query(self.task.query(input_ids[:, -1:]).to(hidden.dtype))
         output, weights = self.attention(query, hidden)
-        return output[:, 0], query[:, 0], weights
+        return output.squeeze(1), query.squeeze(1), weights
 
     def read(self, attended: Tensor, query: Tensor, drop: Drop = no_drop) -> tuple[Tensor, Tensor]:
         """From there to the logits, and what the reading MLP is given."""
         output = self.norm(attended)
         output = self.sum_norm(output + query if self.residual else output)
-        return self.readout(drop(output)[:, None])[:, 0], output
+        return self.readout(drop(output)[:, None]).squeeze(1), output
