@@ -23,7 +23,7 @@ from llmprobe.errors import CheckpointError
 from llmprobe.results.base import Result
 from llmprobe.runs.checkpoints import read_checkpoint
 from llmprobe.runs.folder import read_training
-from llmprobe.synthetic.pieces import as_variant, run_plan
+from llmprobe.synthetic.pieces import one_as_variant, run_plan
 from llmprobe.synthetic.plan import Plan
 from llmprobe.synthetic.settings import plan_search, plan_training, training_of
 from llmprobe.synthetic.training import train
@@ -208,8 +208,8 @@ def load_synthetic(
             continue
         if facts["step"] < training.steps:
             raise CheckpointError(f"{path} is not trained to its end; run its command again")
-        stack = as_variant(training, train(training, checkpoint=path), name)
-        return stack.member(known[wanted]).eval()
+        trained = train(training, checkpoint=path)
+        return one_as_variant(training, trained, name, known[wanted])
     if found:
         raise CheckpointError(f"{checkpoints} has no seed {seed} of {name}; it has {found}")
     raise CheckpointError(f"{checkpoints} has no trained {name}")

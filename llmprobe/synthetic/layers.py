@@ -60,6 +60,10 @@ class SeedNetwork(nn.Module):
         self.seeds = tuple(seeds)
         self._arguments = arguments
 
+    def arguments_of(self, indices: Sequence[int]) -> dict[str, Any]:
+        """What a network of some of the seeds is made with, besides the seeds."""
+        return dict(self._arguments)
+
     def draw_weights(self) -> None:
         """Draw each seed's initial weights, by the module's name: all variants begin alike."""
         for path, module in self.named_modules():
@@ -69,11 +73,17 @@ class SeedNetwork(nn.Module):
 
     def member(self, index: int) -> Self:
         """The network of one seed, as a copy."""
-        one = type(self)(seeds=(self.seeds[index],), **self._arguments)
+        return self.members([index])
+
+    def members(self, indices: Sequence[int]) -> Self:
+        """The networks of some seeds, as a copy."""
+        seeds = tuple(self.seeds[index] for index in indices)
+        some = type(self)(seeds=seeds, **self.arguments_of(indices))
+        all_weights = self.state_dict()
         # Assigned: to move the weights it began with would hold up a device for nothing.
-        own = {name: weight[index][None].clone() for name, weight in self.state_dict().items()}
-        one.load_state_dict(own, assign=True)
-        return one.to(next(self.parameters()))
+        own = {name: all_weights[name][list(indices)] for name in some.state_dict()}
+        some.load_state_dict(own, assign=True)
+        return some.to(next(self.parameters()))
 
 
 class SeedLinear(nn.Module):
@@ -147,8 +157,18 @@ class SeedNorm(nn.Module):
         self.center = center
         self.gain = nn.Parameter(torch.ones(seeds, size)) if gain else None
         self.bias = nn.Parameter(torch.zeros(seeds, size)) if bias else None
+        self.register_buffer("only", None)
+
+    only: Tensor | None
+    """Which seeds have this norm: (seeds,); all of them if None."""
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.only is None:
+            return self._normalized(x)
+        groups = (by_seed(y, len(self.only)) for y in (self._normalized(x), x))
+        return torch.where(self.only.view(-1, *[1] * x.ndim), *groups).flatten(0, 1)
+
+    def _normalized(self, x: Tensor) -> Tensor:
         normalize = F.layer_norm if self.center else F.rms_norm
         x = normalize(x, (self.size,), eps=1e-5)
         if self.gain is not None:

@@ -40,7 +40,7 @@ from llmprobe.results.base import Result
 from llmprobe.results.mechanism import CONDITIONS, MARGINS, PREDICTORS, MechanismResult
 from llmprobe.runs.folder import RunFolder, read_training
 from llmprobe.runs.jobs import State, run_pieces
-from llmprobe.synthetic.pieces import as_variant
+from llmprobe.synthetic.pieces import one_as_variant
 from llmprobe.synthetic.plan import Piece
 from llmprobe.synthetic.set_network import SetNetwork
 from llmprobe.synthetic.set_plan import SetPlan
@@ -139,7 +139,7 @@ class _Work:
         trained = train(training, checkpoint=path)
         found: State = {}
         for variant in (v for v in job.piece.variants if v in self.variants):
-            network = as_variant(training, trained, variant).member(job.index).eval()
+            network = one_as_variant(training, trained, variant, job.index)
             numbers = explain_network(network, self.lengths, self.sets, longest=self.longest)
             found |= {f"{variant}/{name}": array for name, array in numbers.items()}
         self.done += 1

@@ -87,15 +87,23 @@ def facts_of(plan: Plan) -> dict[str, Any]:
 
 
 def as_variant(training: Training, trained: Trained, variant: str) -> Any:
-    """The trained networks as a variant that may differ from their training at test time."""
+    """The trained networks of a variant, which may differ from their training at test time."""
     average = training.parse(variant).get("weights")
     if average is not None and average not in trained.averages:
         raise CheckpointError(f"{variant}: its training kept no {average}; train with it as well")
     raw = trained.network
     weights: Mapping[str, Any] = raw.state_dict() if average is None else trained.averages[average]
     network = training.new_network(variant).to(next(raw.parameters()).device)
-    network.load_state_dict(weights)
-    return network.eval()
+    # A stack of several variants has norms that this one does not have.
+    network.load_state_dict({name: weights[name] for name in network.state_dict()})
+    members = training.members(variant)
+    return (network if len(members) == len(network.seeds) else network.members(members)).eval()
+
+
+def one_as_variant(training: Training, trained: Trained, variant: str, index: int) -> Any:
+    """The same of one network of the stack."""
+    stack = as_variant(training, trained, variant)
+    return stack.member(training.members(variant).index(index)).eval()
 
 
 def _run_piece(

@@ -93,8 +93,8 @@ class Plan(ABC):
     def configuration(self) -> dict[str, Any]:
         """Everything that decides the numbers; two runs that agree in it may share a folder."""
         facts = dataclasses.asdict(self.base)
-        for name in ("variant", "averages"):  # they follow from the variants
-            del facts[name]
+        for name in ("variant", "each_variant", "averages"):  # they follow from the variants
+            facts.pop(name, None)
         asked = {"variants": self.variants, "lengths": self.lengths, "sets": self.sets}
         asked |= {"tests": TESTS}
         if self.score_at:

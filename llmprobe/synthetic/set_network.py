@@ -6,7 +6,8 @@
 It follows section 3 of arXiv 2410.01104: an MLP for the items and one for the query, one attention
 without positions, an MLP that reads its output. Every parameter has a first axis for the seeds,
 which share nothing but the computation; a batch holds as many sets for each of them. A variant is
-`baseline` or a few names of `PARTS` joined by a plus, such as `layernorm+ssmax`.
+`baseline` or a few names of `PARTS` joined by a plus, such as `layernorm+ssmax`. Seeds may have
+variants of their own that differ in norms alone.
 
 The attention answers for the query alone, so its output has one position. Where a norm stands is a
 part of its name, from the inside out:
@@ -20,6 +21,7 @@ A network of several heads has W_O; with one head `outproj` adds it. A capture s
 output, behind W_O and before the last two.
 """
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -81,6 +83,8 @@ PARTS = {
     **AVERAGES,
 }
 """What `build` is given: norms (seeds, size); softmax (seeds, heads, head size)."""
+NORM_PLACES = ("heads", "joined", "norm", "sum")
+"""From the inside out."""
 
 
 def parse_set_variant(name: str) -> dict[str, str]:
@@ -106,8 +110,20 @@ def check_mlp_layers(layers: Any) -> None:
         raise ValueError(f"mlp_layers: got {layers!r}, accepted: a whole number, 2 to 100")
 
 
-def _norm(parts: Mapping[str, str], place: str, seeds: int, size: int) -> nn.Module:
-    norm: nn.Module = PARTS[parts[place]].build(seeds, size) if place in parts else nn.Identity()
+def may_share(one: Mapping[str, str], other: Mapping[str, str]) -> bool:
+    """Whether one network can hold seeds of both variants, given by their parts."""
+    apart = set(one.items()) ^ set(other.items())
+    return all(place in NORM_PLACES and not (place in one and place in other) for place, _ in apart)
+
+
+def _norm(variants: Sequence[Mapping[str, str]], place: str, size: int) -> nn.Module:
+    """The norm of a place, for the seeds whose variants have one."""
+    has_it = [place in parts for parts in variants]
+    if not any(has_it):
+        return nn.Identity()
+    norm: SeedNorm = PARTS[variants[has_it.index(True)][place]].build(len(variants), size)
+    if not all(has_it):
+        norm.register_buffer("only", torch.tensor(has_it), persistent=False)
     return norm
 
 
@@ -142,9 +158,11 @@ class SetAttention(nn.Module):
     weight, whatever the number of heads.
     """
 
-    def __init__(self, width: int, heads: int, seeds: int, parts: dict[str, str]) -> None:
+    def __init__(self, width: int, heads: int, variants: Sequence[Mapping[str, str]]) -> None:
+        """`variants`: the parts of each seed."""
         super().__init__()
         self.num_heads, self.head_size = heads, width // heads
+        parts, seeds = variants[0], len(variants)
         softmax = PARTS[parts["softmax"]].build if "softmax" in parts else Softmax
         self.softmax: Softmax = softmax(seeds, heads, self.head_size)
         self.softmax.cold = "temperature" in parts
@@ -153,8 +171,8 @@ class SetAttention(nn.Module):
         self.q_proj = SeedLinear(seeds, width, maps * self.head_size, bias=False)
         self.k_proj = SeedLinear(seeds, width, maps * self.head_size, bias=False)
         self.v_proj = SeedLinear(seeds, width, width, bias=False)
-        self.norm = _norm(parts, "heads", seeds, self.head_size)
-        self.joined_norm = _norm(parts, "joined", seeds, width)
+        self.norm = _norm(variants, "heads", self.head_size)
+        self.joined_norm = _norm(variants, "joined", width)
         # One head needs no projection: its values are already where they go.
         projects = heads > 1 or "projection" in parts
         self.o_proj = SeedLinear(seeds, width, width, bias=False) if projects else nn.Identity()
@@ -255,32 +273,49 @@ class SetNetwork(SeedNetwork):
     def __init__(
         self,
         task: str,
-        variant: str = BASELINE,
+        variant: str | Sequence[str] = BASELINE,
         *,
         seeds: Sequence[int] = (0,),
         width: int = 128,
         heads: int = 1,
         mlp_layers: int = 2,
     ) -> None:
-        """`mlp_layers`: linear maps of each of the three MLPs, 2 or more."""
+        """`variant`: of all seeds, or one for each; `mlp_layers`: linear maps of each of the three
+        MLPs, 2 or more."""
         super().__init__(
             seeds, task=task, variant=variant, width=width, heads=heads, mlp_layers=mlp_layers
         )
         check_heads(width, heads)
         check_mlp_layers(mlp_layers)
-        parts = parse_set_variant(variant)
-        check_projection(parts, heads)
         n = len(seeds)
+        named = [variant] * n if isinstance(variant, str) else variant
+        variants = [parse_set_variant(name) for name in named]
+        parts = variants[0]
+        check_projection(parts, heads)
+        pairs = itertools.combinations(map(parse_set_variant, set(named)), 2)
+        if len(named) != n or not all(may_share(*pair) for pair in pairs):
+            raise ValueError(
+                f"variant: got {', '.join(named)} for {n} seeds, accepted: one for each, which "
+                "differ in whether they have a norm"
+            )
         self.task = SetTask.named(task)
         self.variant, self.width, self.heads = variant, width, heads
         self.items = ItemEmbedding(task, width, n, mlp_layers)
         self.query = SeedMlp(n, self.task.query_size, width, width, mlp_layers)
-        self.attention = SetAttention(width, heads, n, parts)
-        self.norm = _norm(parts, "norm", n, width)
+        self.attention = SetAttention(width, heads, variants)
+        self.norm = _norm(variants, "norm", width)
         self.residual = "residual" in parts
-        self.sum_norm = _norm(parts, "sum", n, width)
+        self.sum_norm = _norm(variants, "sum", width)
         self.readout = SeedMlp(n, width, width, N_CLASSES, mlp_layers)
         self.draw_weights()
+
+    def arguments_of(self, indices: Sequence[int]) -> dict[str, Any]:
+        arguments = super().arguments_of(indices)
+        if not isinstance(self.variant, str):
+            names = {self.variant[index] for index in indices}
+            one = names.pop() if len(names) == 1 else [self.variant[index] for index in indices]
+            arguments["variant"] = one
+        return arguments
 
     def get_input_embeddings(self) -> ItemEmbedding:
         return self.items

@@ -35,13 +35,17 @@ _OF_FIRST_SEED = ("feature_values", "top_weights")
 
 @dataclass(frozen=True, kw_only=True)
 class SetTraining(Training):
-    """A training on sets. All seeds of all variants get the same lengths."""
+    """A training on sets. All seeds of all variants get the same lengths.
+
+    `each_variant` is the variant of each seed, where they differ in norms; `variant` is the first.
+    """
 
     parts: ClassVar[Parts] = PARTS
 
     task: str = "argmax"
     mlp_layers: int = 2
     """Of the MLPs around the attention."""
+    each_variant: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -59,10 +63,17 @@ class SetTraining(Training):
     def has_learned(self, loss: Tensor, right: Tensor) -> Tensor:
         return loss <= 0.98 * math.log(N_CLASSES)  # that of guessing, less what it scatters by
 
+    def variant_of(self, index: int) -> str:
+        return self.each_variant[index] if self.each_variant else self.variant
+
+    def members(self, variant: str) -> list[int]:
+        everyone = super().members(variant)
+        return [i for i in everyone if self.gives(i, variant)] if self.each_variant else everyone
+
     def new_network(self, variant: str | None = None) -> SetNetwork:
         return SetNetwork(
             self.task,
-            variant or self.variant,
+            variant or self.each_variant or self.variant,
             seeds=self.seeds,
             width=self.width,
             heads=self.heads,
@@ -78,10 +89,13 @@ class SetTraining(Training):
             (steps_of(self, block),),
             generator=torch_generator(0, "lengths", block),
         )
-        generators = seed_generators(self, "sets", block)
+        # A seed that stands in a stack several times gets its sets drawn once.
+        own = dict(zip(self.seeds, seed_generators(self, "sets", block), strict=True))
         for length in lengths.tolist():
-            drawn = [task.sample(self.batch, length, generator) for generator in generators]
-            tokens, labels = (torch.cat(parts) for parts in zip(*drawn, strict=True))
+            drawn = {seed: task.sample(self.batch, length, own[seed]) for seed in own}
+            tokens, labels = (
+                torch.cat(parts) for parts in zip(*map(drawn.get, self.seeds), strict=True)
+            )
             yield tokens, labels
 
     def losses(self, network: SetNetwork, batch: Batch, drop: Drop) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,8 @@
 
 A setting is a draw of steps, learning rate and its schedule, weight decay, width, heads, layers of
 the MLPs, training lengths, W_O and residual sum. From one seed it is trained as it is and again
-with each of the compared parts, and tested at multiples of its longest training length.
+with each of the compared parts, and tested at multiples of its longest training length. Trainings
+of a setting that differ in norms alone are done as one computation.
 """
 
 import dataclasses
@@ -19,8 +20,8 @@ from llmprobe.base.seeds import numpy_generator
 from llmprobe.results.set_search import MARGINS, MEASURED, PARAMETERS, SetSearchResult
 from llmprobe.synthetic.plan import Advance, Done, Numbers, Piece
 from llmprobe.synthetic.search_plan import Range
-from llmprobe.synthetic.set_network import PARTS, SetNetwork
-from llmprobe.synthetic.set_plan import SetPlan
+from llmprobe.synthetic.set_network import PARTS, SetNetwork, may_share
+from llmprobe.synthetic.set_plan import SetPlan, SetTraining
 from llmprobe.synthetic.set_scores import digest_test_sets, evaluate
 from llmprobe.synthetic.set_tokens import N_CLASSES
 from llmprobe.synthetic.tasks import SetTask
@@ -121,10 +122,23 @@ class SetSearchPlan(SetPlan):
     def pieces(self) -> list[Piece]:
         """The trainings of each setting; the longest first, so that processes end together."""
         settings = sorted(self.settings(), key=lambda s: -s.n_steps * s.width * s.longest)
-        return [piece for setting in settings for piece in self._of_setting(setting).pieces()]
+        return [piece for setting in settings for piece in self._of_setting(setting)]
 
-    def _of_setting(self, setting: SetSetting) -> SetPlan:
-        base = dataclasses.replace(
+    def _of_setting(self, setting: SetSetting) -> Iterator[Piece]:
+        """Its trainings, those together that one network can hold."""
+        names = tuple(name for name in self._names(setting) if name is not None)
+        stacks: list[list[Piece]] = []
+        for piece in SetPlan(names, self._base_of(setting), self.lengths, self.sets).pieces():
+            for stack in stacks:
+                if all(_together(piece, other) for other in stack):
+                    stack.append(piece)
+                    break
+            else:
+                stacks.append([piece])
+        yield from map(_stacked, stacks)
+
+    def _base_of(self, setting: SetSetting) -> SetTraining:
+        return dataclasses.replace(
             self.base,
             seeds=(setting.seed,),
             steps=setting.n_steps,
@@ -138,8 +152,6 @@ class SetSearchPlan(SetPlan):
             longest=setting.longest,
             warmup=min(self.base.warmup, setting.n_steps // 10),
         )
-        names = tuple(name for name in self._names(setting) if name is not None)
-        return SetPlan(names, base, self.lengths, self.sets)
 
     def _names(self, setting: SetSetting) -> list[str | None]:
         """The variants of a setting: as it is, and with each part."""
@@ -165,17 +177,25 @@ class SetSearchPlan(SetPlan):
     def apart(self, result: Any) -> list[Done]:
         done, settings = [], {setting.seed: setting for setting in self.settings()}
         for piece in self.pieces():
-            (seed,) = piece.training.seeds
+            training = piece.training
+            seed = training.seeds[0]
             at, names = self.base.seeds.index(seed), self._names(settings[seed])
-            rows = {variant: names.index(variant) for variant in piece.variants}
             measured = {
-                variant: {name: getattr(result, name)[at, row][None] for name in self.measured}
-                for variant, row in rows.items()
+                variant: {
+                    name: getattr(result, name)[at, names.index(variant)][None]
+                    for name in self.measured
+                }
+                for variant in piece.variants
             }
-            ended = result.diverged[at, rows[piece.variants[0]]][None]
+            rows = [names.index(self._served(piece, i)[0]) for i in range(len(training.seeds))]
+            ended = result.diverged[at, rows]
             # A search keeps no losses.
-            done.append(Done(piece, measured, losses=np.empty((0, 1)), diverged=ended))
+            done.append(Done(piece, measured, losses=np.empty((0, len(rows))), diverged=ended))
         return done
+
+    def _served(self, piece: Piece, index: int) -> list[str]:
+        """The variants that a network of a piece serves."""
+        return [name for name in piece.variants if piece.training.gives(index, name)]
 
     def join(self, done: Sequence[Done], device: torch.device) -> SetSearchResult:
         base, settings = self.base, self.settings()
@@ -186,10 +206,11 @@ class SetSearchPlan(SetPlan):
         for one in done:
             at = order[one.piece.training.seeds[0]]
             names = self._names(settings[at])
-            for variant in one.piece.variants:
-                diverged[at, names.index(variant)] = one.diverged[0]
-                for name, array in found.items():
-                    array[at, names.index(variant)] = one.measured[variant][name][0]
+            for index, step in enumerate(one.diverged):
+                for variant in self._served(one.piece, index):
+                    diverged[at, names.index(variant)] = step
+                    for name, array in found.items():
+                        array[at, names.index(variant)] = one.measured[variant][name][0]
         columns = {name: np.array([getattr(s, name) for s in settings]) for name in PARAMETERS}
         numbers: dict[str, Any] = columns | found
         task = SetTask.named(base.task)
@@ -221,6 +242,25 @@ class SetSearchPlan(SetPlan):
                 yield f"{name}, settings diverged or learned nothing: {bad}"
         if len(self.base.seeds) < 16:
             yield "fewer than 16 settings decide little; use 64 or more for a claim"
+
+
+def _together(one: Piece, other: Piece) -> bool:
+    """Whether one network can hold the trainings of both."""
+    return may_share(*(piece.training.parse(piece.training.variant) for piece in (one, other)))
+
+
+def _stacked(pieces: Sequence[Piece]) -> Piece:
+    """Several trainings of one seed as one piece, under the name of the first."""
+    first = pieces[0].training
+    assert isinstance(first, SetTraining)
+    training = dataclasses.replace(
+        first,
+        seeds=first.seeds * len(pieces),
+        each_variant=tuple(piece.training.variant for piece in pieces),
+        averages=tuple(sorted({kept for piece in pieces for kept in piece.training.averages})),
+    )
+    served = tuple(variant for piece in pieces for variant in piece.variants)
+    return Piece(pieces[0].name, training, served)
 
 
 def _advance(advance: Advance, note: str, n_items: int) -> None:

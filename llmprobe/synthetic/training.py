@@ -134,11 +134,19 @@ class Training(ABC):
         """A variant's parts by their place."""
         return parse_variant(variant, self.parts)
 
+    def variant_of(self, index: int) -> str:
+        """What the network of this index is trained as."""
+        return self.variant
+
+    def members(self, variant: str) -> list[int]:
+        """Which networks of the stack a variant is measured on: all, if not said otherwise."""
+        return list(range(len(self.seeds)))
+
     def gives(self, index: int, variant: str) -> bool:
         """Whether the network of this index, trained, is the variant's."""
         wanted, have = (
             {k: v for k, v in self.parse(name).items() if k not in AT_TEST}
-            for name in (variant, self.variant)
+            for name in (variant, self.variant_of(index))
         )
         if not self.each("dropout")[index]:  # one of a search's pair is trained without
             have.pop("dropout", None)

@@ -1,6 +1,8 @@
 """Device, dtype, memory, environment."""
 
+import gc
 import platform
+import weakref
 
 import pytest
 import torch
@@ -134,6 +136,42 @@ with memory_kept():
 """
     done = run_python(script)
     assert int(done.stdout) < 1000, done.stderr
+
+
+@pytest.fixture
+def nothing_frozen():
+    """The tests run with the objects of all imports frozen."""
+    gc.unfreeze()
+    yield
+    gc.collect()
+    gc.freeze()
+
+
+def test_old_objects_are_left_alone_inside_and_new_ones_are_not(nothing_frozen):
+    class Loop:
+        def __init__(self):
+            self.own = self
+
+    old = weakref.ref(Loop())
+    with pytest.raises(RuntimeError, match="on purpose"), machine.old_objects_left_alone():
+        new = weakref.ref(Loop())
+        gc.collect()
+        assert old() is not None
+        assert new() is None
+        with machine.old_objects_left_alone():
+            pass
+        assert gc.get_freeze_count() > 0
+        raise RuntimeError("on purpose")
+    assert gc.get_freeze_count() == 0
+    gc.collect()
+    assert old() is None
+
+
+def test_what_a_caller_froze_stays_frozen(nothing_frozen):
+    gc.freeze()
+    with machine.old_objects_left_alone():
+        pass
+    assert gc.get_freeze_count() > 0
 
 
 def test_the_hub_is_told_nothing_of_this_machine(monkeypatch):

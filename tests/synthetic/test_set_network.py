@@ -173,6 +173,64 @@ def test_a_network_is_the_same_each_time_and_leaves_the_global_generator_alone()
         assert torch.equal(values, second[name])
 
 
+NORMS = ("layernorm", "rmsnorm", "headnorm", "headnorm-gain", "concatnorm", "postnorm-fixed")
+
+
+@one_and_four_heads
+@pytest.mark.parametrize("norms", [NORMS[::2], NORMS[1::2]])
+def test_seeds_may_differ_in_their_norms(norms, heads):
+    variants = ["residual", *(f"residual+{norm}" for norm in norms), f"residual+{norms[0]}"]
+    n = len(variants)
+    network = build("dictionary", variants, heads=heads, seeds=(3,) * n)
+    assert network.variant == variants
+    tokens, labels = sets("dictionary", n_seeds=n)
+    answer = network(tokens)
+    F.cross_entropy(answer.logits, labels).mul(n).backward()
+    gradients = {name: weight.grad for name, weight in network.named_parameters()}
+    for index, variant in enumerate(variants):
+        alone = network.member(index)
+        assert (alone.variant, alone.seeds) == (variant, (3,))
+        part = slice(index * BATCH, (index + 1) * BATCH)
+        own = alone(tokens[part])
+        by_book = by_textbook(Textbook.of(alone), "dictionary", tokens[part])
+        for got, value, written in zip(own, answer, by_book, strict=True):
+            torch.testing.assert_close(got, value[part], rtol=1e-10, atol=1e-12)
+            torch.testing.assert_close(got, written, rtol=1e-10, atol=1e-10)
+        F.cross_entropy(own.logits, labels[part]).backward()
+        own_gradients = {name: weight.grad[0] for name, weight in alone.named_parameters()}
+        for name, gradient in gradients.items():
+            expected = own_gradients.get(name, torch.zeros_like(gradient[index]))
+            torch.testing.assert_close(gradient[index], expected, rtol=1e-9, atol=1e-12)
+
+
+def test_some_members_keep_their_variants():
+    variants = ["residual", "residual+layernorm", "residual+headnorm"]
+    network = build("argmax", variants, seeds=(4, 5, 6))
+    some = network.members([2, 0])
+    assert (some.variant, some.seeds) == (["residual+headnorm", "residual"], (6, 4))
+    tokens, _ = sets("argmax", n_seeds=3)
+    logits = network(tokens).logits.unflatten(0, (3, -1))
+    own = tokens.unflatten(0, (3, -1))
+    torch.testing.assert_close(
+        some(own[[2, 0]].flatten(0, 1)).logits, logits[[2, 0]].flatten(0, 1), rtol=1e-10, atol=0
+    )
+
+
+@pytest.mark.parametrize(
+    "variants",
+    [
+        ["baseline", "layernorm"],  # for three seeds
+        ["baseline", "layernorm", "standardize"],
+        ["baseline", "residual", "baseline"],
+        ["ssmax", "ssmax+layernorm", "layernorm"],
+        ["baseline", "dropout", "baseline"],
+    ],
+)
+def test_seeds_that_cannot_share_a_network_are_refused(variants):
+    with pytest.raises(ValueError, match=r"variant: got .* accepted: one for each, which"):
+        SetNetwork("argmax", variants, seeds=(0, 1, 2), width=8)
+
+
 def test_a_member_is_a_copy_in_the_same_precision():
     network = build("argmax", "layernorm", seeds=(1, 2))
     alone = network.member(1)

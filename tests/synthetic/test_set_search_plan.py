@@ -10,11 +10,15 @@ import torch
 from llmprobe import load_result, load_synthetic, merge_results, search_synthetic
 from llmprobe.results.set_search import MEASURED, PARAMETERS, SetSearchResult
 from llmprobe.synthetic import set_search_plan as search
+from llmprobe.synthetic.pieces import as_variant, one_as_variant
 from llmprobe.synthetic.plan import Done
+from llmprobe.synthetic.set_network import PARTS as PARTS_OF_SETS
 from llmprobe.synthetic.set_plan import SetTraining
 from llmprobe.synthetic.set_scores import evaluate
 from llmprobe.synthetic.set_search_plan import DRAWN, RANGES, SetSearchPlan, draw_set_setting
 from llmprobe.synthetic.settings import plan_of, plan_search
+from llmprobe.synthetic.training import train
+from llmprobe.synthetic.variants import trained_as
 
 PARTS = ("layernorm", "concatnorm", "postnorm", "adaptive")
 BASE = SetTraining(seeds=tuple(range(40)), steps=500, batch=8)
@@ -60,21 +64,61 @@ def test_pieces_are_the_settings_trainings_and_adaptive_needs_none():
     pieces = PLAN.pieces()
     assert len({piece.name for piece in pieces}) == len(pieces)
     for setting in PLAN.settings():
-        own = [piece for piece in pieces if piece.training.seeds == (setting.seed,)]
+        (piece,) = (piece for piece in pieces if set(piece.training.seeds) == {setting.seed})
         named = [setting.with_part(part) for part in PARTS]
         wanted = {setting.network, *(name for name in named if name)}
-        assert {variant for piece in own for variant in piece.variants} == wanted
-        assert len(own) == len(wanted) - 1
-        for piece in own:
-            training = piece.training
-            assert training.steps == setting.n_steps
-            assert training.longest == setting.longest
-            assert training.schedule == ("cosine" if setting.cosine else "constant")
-            assert (training.clip, training.batch) == (BASE.clip, BASE.batch)
-            for name in ("learning_rate", "weight_decay", "width", "heads", "mlp_layers"):
-                assert getattr(training, name) == getattr(setting, name)
+        assert set(piece.variants) == wanted
+        training = piece.training
+        assert len(training.seeds) == len(wanted) - 1  # trained together
+        assert len(set(training.each_variant)) == len(wanted) - 1
+        for variant in wanted:
+            (index,) = training.members(variant)
+            assert training.each_variant[index] == trained_as(variant, training.parts)
+        assert training.steps == setting.n_steps
+        assert training.longest == setting.longest
+        assert training.schedule == ("cosine" if setting.cosine else "constant")
+        assert (training.clip, training.batch) == (BASE.clip, BASE.batch)
+        for name in ("learning_rate", "weight_decay", "width", "heads", "mlp_layers"):
+            assert getattr(training, name) == getattr(setting, name)
     costs = [p.training.steps * p.training.width * p.training.longest for p in pieces]
     assert costs == sorted(costs, reverse=True)
+
+
+def test_what_one_network_cannot_hold_is_trained_apart():
+    compared = ("layernorm", "standardize", "ssmax", "dropout", "ema", "postnorm")
+    pieces = SetSearchPlan(compared, BASE, (1, 4), 16).pieces()
+    assert len({piece.name for piece in pieces}) == len(pieces)
+    for setting in PLAN.settings():
+        own = [piece for piece in pieces if set(piece.training.seeds) == {setting.seed}]
+        found = [name for piece in own for name in piece.variants]
+        named = [setting.with_part(part) for part in compared]
+        assert sorted(found) == sorted({setting.network, *(name for name in named if name)})
+        for piece in own:
+            piece.training.new_network()  # refuses what cannot share one
+            average = any("ema" in name for name in piece.variants)
+            assert piece.training.averages == (("ema",) if average else ())
+    assert min(len(piece.training.seeds) for piece in pieces) == 1
+
+
+def test_trainings_done_together_are_those_done_alone(small):
+    plan = SetSearchPlan(PARTS, dataclasses.replace(BASE, steps=100), (1,), 8)
+    piece = max(plan.pieces(), key=lambda piece: len(piece.training.seeds))
+    assert len(piece.training.seeds) == len(PARTS)  # all but adaptive, and none
+    together = train(piece.training)
+    for variant in piece.variants:
+        (index,) = piece.training.members(variant)
+        alone = dataclasses.replace(
+            piece.training,
+            variant=trained_as(variant, PARTS_OF_SETS),
+            each_variant=None,
+            seeds=piece.training.seeds[:1],
+        )
+        expected = as_variant(alone, train(alone), variant)
+        got = as_variant(piece.training, together, variant)
+        assert got.variant == expected.variant == variant
+        torch.testing.assert_close(got.state_dict(), expected.state_dict(), rtol=1e-4, atol=1e-5)
+        one = one_as_variant(piece.training, together, variant, index)
+        torch.testing.assert_close(one.state_dict(), got.state_dict(), rtol=0, atol=0)
 
 
 def test_numbers_are_put_where_they_belong():
@@ -90,7 +134,10 @@ def test_numbers_are_put_where_they_belong():
             }
             for variant in piece.variants
         }
-        return Done(piece, measured, np.zeros((1, 1)), np.array([setting.seed]))
+        firsts = [piece.training.members(variant)[0] for variant in piece.variants]
+        rows = [names.index(piece.variants[firsts.index(i)]) for i in range(max(firsts) + 1)]
+        ended = 100 * setting.seed + np.array(rows)
+        return Done(piece, measured, np.zeros((1, len(rows))), ended)
 
     def code(name, seed, part, n):
         return sum(x / 100 ** (i + 1) for i, x in enumerate((MEASURED.index(name), seed, part, n)))
@@ -107,7 +154,14 @@ def test_numbers_are_put_where_they_belong():
                     got = getattr(result, kind)[index, part]
                     expected = [code(kind, setting.seed, part, n) for n in (0, 1)]
                     np.testing.assert_array_equal(got, expected if applies else [np.nan] * 2)
-                assert result.diverged[index, part] == (setting.seed if applies else -1)
+                # `adaptive`, the last, is the training of the network without any part.
+                trained = 100 * setting.seed + (0 if name == "adaptive" else part)
+                assert result.diverged[index, part] == (trained if applies else -1)
+    taken = {one.piece.name: one for one in PLAN.apart(result)}
+    for one in done:
+        assert taken[one.piece.name].piece == one.piece
+        np.testing.assert_array_equal(taken[one.piece.name].diverged, one.diverged)
+        np.testing.assert_equal(taken[one.piece.name].measured, one.measured)
 
 
 def check_equal(one, other):
