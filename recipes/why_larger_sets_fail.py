@@ -15,8 +15,8 @@ Measured: 8 seeds of each anchor run (100,000 steps). Of what the baseline loses
     variance +0.41 [+0.21, +0.59] and −0.66 [−0.79, −0.48]. A difference of up to 1 point is
     equivalent, which was fixed before.
 
-Several processes share the networks:
-    torchrun --nproc_per_node 2 recipes/why_larger_sets_fail.py
+Several processes share the networks: torchrun --nproc_per_node 2 recipes/why_larger_sets_fail.py.
+--join FOLDER adds networks of other seeds from a saved result.
 """
 
 import os
@@ -25,7 +25,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from llmprobe import LLMProbeError, explain_synthetic, train_synthetic
+from llmprobe import LLMProbeError, explain_synthetic, merge_results, train_synthetic
 
 NAME = "why_larger_sets_fail"
 VARIANTS = ["baseline", "layernorm", "standardize", "adaptive"]
@@ -45,6 +45,7 @@ def main(
         Path | None,
         typer.Option(help="Folder of a finished training, such as runs/anchor_argmax_main/desk."),
     ] = None,
+    join: Annotated[Path | None, typer.Option(help="A saved result of other seeds.")] = None,
     output: Annotated[Path, typer.Option(help="Folder for figures and result.")] = Path("figures"),
 ) -> None:
     name = f"{NAME}_{task}"
@@ -54,6 +55,9 @@ def main(
     result = explain_synthetic(trained, VARIANTS, sets=SETS[scale])
     if os.environ.get("RANK", "0") != "0":  # one of several processes shows the result
         return
+    if join is not None:
+        own = result.save(Path("runs") / name / "explained", overwrite=True)
+        result = merge_results([join, own], own.with_name("joined"), overwrite=True)
     print(result.headline(), *result.warnings, sep="\n")
     for frame in (result.repair_frame(), result.predictor_frame()):
         print(f"\n{frame.to_string(index=False, float_format='{:.3g}'.format)}")

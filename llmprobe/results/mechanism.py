@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from llmprobe.base.intervals import estimate, holm, paired_p, verdict
+from llmprobe.base.intervals import estimate, holm, paired_p
 from llmprobe.base.ranks import correlate_ranks
 from llmprobe.base.signs import minus
 from llmprobe.results.base import check_shape, records
+from llmprobe.results.solved import AT_CHANCE, NOTHING_COMPARED, at_chance, judge
 from llmprobe.results.tables import count, interval_cell, titled
 from llmprobe.results.trained import (
     Array,
@@ -57,7 +58,7 @@ class MechanismResult(TrainedResult, kind="mechanism"):
         "repair": "accuracy against length under each change, a panel for each variant",
         "predictors": "rank correlation of each predictor with being right",
     }
-    joins: ClassVar[str] = ""
+    joins: ClassVar[str] = "llmprobe.synthetic.mechanism"
     tests: ClassVar[str] = "n_sets"
     lists: ClassVar[tuple[str, ...]] = (*TrainedResult.lists, "variants", "conditions")
 
@@ -80,11 +81,16 @@ class MechanismResult(TrainedResult, kind="mechanism"):
     set_correlation: Array
     """Spearman's ρ of each predictor with being right, over sets of the same length and seed:
     (predictors, variants, seeds)."""
+    chance: float | None = None
+    """Accuracy of guessing; None in older results."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_words("variants", self.variants)
         check_different("variants", self.variants)
+        chance = self.chance
+        if chance is not None and not (isinstance(chance, float) and 0 <= chance <= 1):
+            raise ValueError(f"chance: got {chance!r}, accepted: a share from 0 to 1, or None")
         if self.conditions != CONDITIONS:
             raise ValueError(f"conditions: got {self.conditions!r}, accepted: {CONDITIONS!r}")
         shape = (len(self.variants), len(self.seeds), len(self.lengths))
@@ -136,25 +142,31 @@ class MechanismResult(TrainedResult, kind="mechanism"):
         Paired over seeds: mean difference, 95 % t interval, p of the paired t test, `significant`
         after Holm's correction over the lengths. `repaired` is the share of what was lost since the
         longest training length, as it is there, that comes back; NaN where less than the margin
-        was lost. `verdict` is of the claim that the change helps.
+        was lost. `verdict` is of the claim that the change helps, “both at chance” where no seed is
+        above guessing, with the change or without.
         """
         import pandas as pd
 
         margin, parts = self.margins.get("accuracy", 0), []
         reference = int(np.argmin(np.abs(np.array(self.lengths) - self.train_lengths[1])))
         plain = self.accuracy[0]
+        low = np.zeros((len(self.conditions), len(self.variants), len(self.lengths)), dtype=bool)
+        if self.chance is not None:
+            low = np.stack([at_chance(one, self.chance, self.n_sets) for one in self.accuracy])
         for c, condition in list(enumerate(self.conditions))[1:]:
             for v, variant in enumerate(self.variants):
                 rows = []
-                for length in self.beyond:
-                    n = self.lengths.index(length)
+                sizes = [self.lengths.index(length) for length in self.beyond]
+                for length, n in zip(self.beyond, sizes, strict=True):
                     e = estimate(self.accuracy[c, v, :, n] - plain[v, :, n])
                     lost = estimate(plain[v, :, reference] - plain[v, :, n]).mean
                     repaired = e.mean / lost if lost > margin else np.nan
                     found = (e.mean, e.low, e.high, e.n, repaired, paired_p(e))
                     rows.append((condition, variant, length, *found))
-                for row, s in zip(rows, holm([row[-1] for row in rows]), strict=True):
-                    word = verdict(row[4], row[5], margin=margin, significant=bool(s))
+                guessed = (low[0] & low[c])[v, sizes]
+                significant = holm([row[-1] for row in rows])
+                for row, s, guess in zip(rows, significant, guessed, strict=True):
+                    word = judge(*row[4:6], margin=margin, significant=bool(s), guessed=bool(guess))
                     parts.append((*row, bool(s), word))
         columns = ["condition", "variant", "length", "difference", "low", "high", "n_seeds"]
         return pd.DataFrame(parts, columns=[*columns, "repaired", "p", "significant", "verdict"])
@@ -167,8 +179,9 @@ class MechanismResult(TrainedResult, kind="mechanism"):
 
         Scope `sets`: over sets of one network and length, mean over seeds with a 95 % t interval.
         Scope `networks`: of means over sets with accuracy, over all networks (variants and seeds)
-        at the same length, with a bootstrap interval over networks; `variant` is then "all".
-        Ranks are taken within lengths, since all of these fall with length.
+        at the same length, with a bootstrap interval over seeds, since the variants of a seed begin
+        alike and may share weights; `variant` is then "all". Ranks are taken within lengths, since
+        all of these fall with length. `n` counts seeds.
         """
         import pandas as pd
 
@@ -183,9 +196,10 @@ class MechanismResult(TrainedResult, kind="mechanism"):
         found = correlate_ranks(
             self.accuracy[0].reshape(n_networks, -1),
             of_networks.reshape(n_networks, len(self.lengths), -1),
+            units=np.tile(self.seeds, len(self.variants)),
         )
         for p, name in enumerate(PREDICTORS):
-            rows.append(("networks", "all", name, *(x[p] for x in found), n_networks))
+            rows.append(("networks", "all", name, *(x[p] for x in found), len(self.seeds)))
         columns = ["scope", "variant", "predictor", "rho", "low", "high", "n"]
         return pd.DataFrame(rows, columns=columns)
 
@@ -236,6 +250,8 @@ class MechanismResult(TrainedResult, kind="mechanism"):
             words = [(row["verdict"], WORDS[row["condition"]]) for row in rows.to_dict("records")]
             sizes = ", ".join(f"{r['condition']} {_points(r)}" for r in rows.to_dict("records"))
             found.append(f"{variant}: “it repairs accuracy” is {spoken(words, 'for')} ({sizes}).")
+        if (frame[frame.length == far].verdict == AT_CHANCE).any():
+            found.append(NOTHING_COMPARED)
         return (
             f"At {far} items, in points: {' '.join(found)} "
             f"{explained(in_points(margin) if margin else '')} Trained for {self.settings}; "

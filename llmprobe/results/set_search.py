@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from llmprobe.base.intervals import estimate, holm, rank_correlation, signed_rank_p, verdict
+from llmprobe.base.intervals import estimate, holm, rank_correlation, signed_rank_p
 from llmprobe.base.signs import minus
 from llmprobe.base.trees import grow_tree
 from llmprobe.results.base import check_shape, records
@@ -29,6 +29,7 @@ from llmprobe.results.set_search_tables import (
     effect_table,
     tree_table,
 )
+from llmprobe.results.solved import AT_CHANCE, NOTHING_COMPARED, at_chance, judge
 from llmprobe.results.tables import count
 from llmprobe.results.trained import (
     Array,
@@ -209,12 +210,16 @@ class SetSearchResult(TrainedResult, kind="set-search"):
         in which accuracy is higher, a tie counted half; `better` and `worse` count those whose
         accuracy changes by more than the margin. `p` is of Wilcoxon's signed-rank test, NaN with
         under 6 settings or where all are ties; `significant` is Holm's over the part's multiples.
-        `verdict` is of the claim that the part helps.
+        `verdict` is of the claim that the part helps, “both at chance” where no setting is above
+        guessing, with the part or without.
         """
         import pandas as pd
 
         margin, parts = self.margins.get("accuracy", 0), []
-        for variant, of_part in self.pairs_frame().groupby("variant", sort=False):
+        low = at_chance(self.accuracy.swapaxes(0, 1), self.chance, self.n_sets)
+        guessed = low[1:] & low[0]
+        by_part = self.pairs_frame().groupby("variant", sort=False)
+        for (variant, of_part), at_guess in zip(by_part, guessed, strict=True):
             rows = []
             for times, part in of_part.groupby("times", sort=False):
                 change = part.change.dropna().to_numpy()
@@ -223,8 +228,9 @@ class SetSearchResult(TrainedResult, kind="set-search"):
                 counts = (int((change > margin).sum()), int((change < -margin).sum()))
                 found = (e.mean, e.low, e.high, helps, *counts, signed_rank_p(change))
                 rows.append((variant, times, e.n, *found))
-            for row, s in zip(rows, holm([row[-1] for row in rows]), strict=True):
-                word = verdict(row[4], row[5], margin=margin, significant=bool(s))
+            significant = holm([row[-1] for row in rows])
+            for row, s, guess in zip(rows, significant, at_guess, strict=True):
+                word = judge(*row[4:6], margin=margin, significant=bool(s), guessed=bool(guess))
                 parts.append((*row, bool(s), word))
         columns = ["variant", "times", "n_settings", "difference", "low", "high", "helps"]
         columns += ["better", "worse", "p", "significant", "verdict"]
@@ -329,6 +335,8 @@ class SetSearchResult(TrainedResult, kind="set-search"):
                 f"{last.times} in {last.better} of {last.n_settings} settings by more than the "
                 f"margin, in {last.worse} it hurts."
             )
+        if (effects.verdict == AT_CHANCE).any():
+            found.append(NOTHING_COMPARED)
         margin = 100 * self.margins.get("accuracy", 0)
         return (
             f"{' '.join(found)} {explained(in_points(margin) if margin else '')} Wilcoxon's test "

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 SOLVED = 0.9
 """The share of right answers at which a length is solved."""
 AT_CHANCE = "both at chance"
+NOTHING_COMPARED = "Both at chance: neither is above guessing there, so nothing is compared."
 """The verdict on two variants that are both no better than guessing. They are not equivalent."""
 _ERRORS = 3
 """Standard errors of its tests by which a seed has to be above chance."""
@@ -59,7 +60,7 @@ class SolvingResult(VariantsResult, kind=""):
         margin = 100 * self.margins.get(self.score, 0)
         found.append(explained(in_points(margin) if margin else ""))
         if (frame.verdict == AT_CHANCE).any():
-            found.append("Both at chance: neither is above guessing there, so nothing is compared.")
+            found.append(NOTHING_COMPARED)
         return f"{' '.join(found)} Trained for {self.settings}; {len(self.seeds)} seeds."
 
 

@@ -30,11 +30,6 @@ def merge_results(
         told = ", ".join(f"{place} ({kind.kind})" for kind, place in kinds.items())
         raise ValueError(f"merge: got {told}; accepted: results of one kind")
     (kind,) = kinds
-    if not kind.joins:
-        raise ValueError(
-            f"merge: got results of kind {kind.kind}, which cannot be joined; merge the runs that "
-            "they were made from, then make one of the merged run"
-        )
     result: Result
     write: Also
     result, write = import_module(kind.joins).join(places)

@@ -18,8 +18,8 @@ Moments come from other sets than the tests. `capture.edits` has the formula, wh
 remedy `restore` for pretrained models.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,17 +38,19 @@ from llmprobe.capture.edits import LengthMoments, restore_moments
 from llmprobe.errors import CheckpointError
 from llmprobe.results.base import Result
 from llmprobe.results.mechanism import CONDITIONS, MARGINS, PREDICTORS, MechanismResult
+from llmprobe.results.opening import load_result
+from llmprobe.runs.checkpoints import check_same, read_facts
 from llmprobe.runs.folder import RunFolder, read_training
 from llmprobe.runs.jobs import State, run_pieces
 from llmprobe.synthetic.pieces import one_as_variant
-from llmprobe.synthetic.plan import Piece
 from llmprobe.synthetic.set_network import SetNetwork
 from llmprobe.synthetic.set_plan import SetPlan
 from llmprobe.synthetic.set_scores import chunk_size, digest_test_sets, draw_test_sets
 from llmprobe.synthetic.set_search_plan import SetSearchPlan
-from llmprobe.synthetic.settings import plan_of
+from llmprobe.synthetic.set_tokens import N_CLASSES
+from llmprobe.synthetic.settings import plan_of, training_of
 from llmprobe.synthetic.tasks import SetTask
-from llmprobe.synthetic.training import train
+from llmprobe.synthetic.training import Training, train
 
 Map = Callable[[Tensor], Tensor]
 _NO_DISTRIBUTION = ("differential", "normalized")
@@ -93,14 +95,15 @@ def explain_synthetic(
         raise ValueError(f"sets: got {sets!r}, accepted: 2 or more")
     sizes = plan.lengths if lengths is None else parse_lengths(lengths)
     space = RunFolder(place, asked)
-    jobs = [
-        _Job(piece, index, seed)
-        for piece in plan.pieces()
-        if set(piece.variants) & set(names)
-        for index, seed in enumerate(piece.training.seeds)
-    ]
+    jobs = list(_jobs(space, names))
+    for name in names:
+        if missing := set(plan.base.seeds) - {job.seed for job in jobs if name in job.variants}:
+            raise CheckpointError(
+                f"{space.checkpoints} has no trained {name} of seeds "
+                f"{', '.join(map(str, sorted(missing)))}; explain needs the networks of the run"
+            )
     with reporting(progress) as report:
-        work = _Work(space, names, sizes, sets, plan.base.longest, len(jobs), report)
+        work = _Work(sizes, sets, plan.base.longest, len(jobs), report)
         states = run_pieces(jobs, work.do)
     return _joined(plan, names, sizes, sets, jobs, states)
 
@@ -109,21 +112,39 @@ def explain_synthetic(
 class _Job:
     """One network of a run, with the variants that it is tested as."""
 
-    piece: Piece
+    path: Path
+    training: Training
     index: int
-    seed: int
+    variants: tuple[str, ...]
+
+    @property
+    def seed(self) -> int:
+        return self.training.seeds[self.index]
 
     @property
     def name(self) -> str:
-        return f"{self.piece.name}.{self.seed}"
+        return f"{self.path.stem}.{self.seed}"
+
+
+def _jobs(space: RunFolder, variants: tuple[str, ...]) -> Iterator[_Job]:
+    """By the checkpoints that are there: runs that were joined are stacked in other ways."""
+    for path in sorted(space.checkpoints.glob("*.safetensors")):
+        facts = read_facts(path)
+        if "training" not in facts:  # an evaluation
+            continue
+        training = training_of(facts["training"])
+        for index in range(len(training.seeds)):
+            own = tuple(name for name in variants if training.gives(index, name))
+            if own and facts["step"] < training.steps:
+                raise CheckpointError(f"{path} is not trained to its end; run its command again")
+            if own:
+                yield _Job(path, training, index, own)
 
 
 @dataclass
 class _Work:
     """What is done with each network."""
 
-    space: RunFolder
-    variants: tuple[str, ...]
     lengths: tuple[int, ...]
     sets: int
     longest: int
@@ -132,14 +153,10 @@ class _Work:
     done: int = 0
 
     def do(self, job: _Job) -> State:
-        training = job.piece.training
-        path = self.space.checkpoint(job.piece.name)
-        if not path.is_file():
-            raise CheckpointError(f"{path} is missing; explain needs the networks of the run")
-        trained = train(training, checkpoint=path)
+        trained = train(job.training, checkpoint=job.path)
         found: State = {}
-        for variant in (v for v in job.piece.variants if v in self.variants):
-            network = one_as_variant(training, trained, variant, job.index)
+        for variant in job.variants:
+            network = one_as_variant(job.training, trained, variant, job.index)
             numbers = explain_network(network, self.lengths, self.sets, longest=self.longest)
             found |= {f"{variant}/{name}": array for name, array in numbers.items()}
         self.done += 1
@@ -292,7 +309,51 @@ def _joined(
             correlation[:, *at] = state[f"{variant}/set_correlation"]
             for name, array in numbers.items():
                 array[at] = state[f"{variant}/{name}"]
-    arrays: dict[str, Any] = numbers
+    measured = {"accuracy": accuracy, "set_correlation": correlation, **numbers}
+    return _result(plan, variants, lengths, (n_sets,) * len(lengths), measured)
+
+
+def join(folders: Sequence[Path]) -> tuple[MechanismResult, Callable[[Path], None]]:
+    """Saved results of other networks as one; there is nothing else to be written."""
+    results: list[Any] = [load_result(folder) for folder in folders]
+    asked = [_alike(result) for result in results]
+    for folder, own in zip(folders, asked, strict=True):
+        check_same(folder, own, asked[0])
+    seeds = [seed for result in results for seed in result.seeds]
+    if twice := [seed for seed in dict.fromkeys(seeds) if seeds.count(seed) > 1]:
+        raise ValueError(
+            f"merge: seed {twice[0]} is in two folders; give results of networks of other seeds"
+        )
+    order = np.argsort(seeds)
+    measured = {}
+    for name in ("accuracy", "set_correlation", *PREDICTORS):
+        # Correlations are of all lengths together.
+        axis = -1 if name == "set_correlation" else -2
+        found = np.concatenate([getattr(result, name) for result in results], axis=axis)
+        measured[name] = found.take(order, axis=axis)
+    first = results[0]
+    plan = plan_of(first.provenance.arguments)
+    assert isinstance(plan, SetPlan)
+    whole = replace(plan, base=replace(plan.base, seeds=tuple(sorted(seeds))))
+    joined = _result(whole, first.variants, first.lengths, first.n_sets, measured)
+    return joined, lambda folder: None
+
+
+def _alike(result: Any) -> dict[str, Any]:
+    """What results that are joined have to agree in."""
+    arguments = {k: v for k, v in result.provenance.arguments.items() if k != "seeds"}
+    own = {name: getattr(result, name) for name in ("variants", "lengths", "n_sets", "conditions")}
+    return arguments | {f"explained {name}": list(value) for name, value in own.items()}
+
+
+def _result(
+    plan: SetPlan,
+    variants: tuple[str, ...],
+    lengths: tuple[int, ...],
+    n_sets: tuple[int, ...],
+    measured: Mapping[str, Any],
+) -> MechanismResult:
+    base = plan.base
     return MechanismResult(
         provenance=plan.provenance(
             "SetNetwork",
@@ -304,16 +365,15 @@ def _joined(
         seeds=base.seeds,
         lengths=lengths,
         train_lengths=(base.shortest, base.longest),
-        n_sets=(n_sets,) * len(lengths),
+        n_sets=n_sets,
         shared_tests=False,
         margins=MARGINS,
+        chance=1 / N_CLASSES,
         schedule=base.schedule,
         steps=base.steps,
         warnings=tuple(_weak(base.seeds)),
         conditions=CONDITIONS,
-        accuracy=accuracy,
-        set_correlation=correlation,
-        **arrays,
+        **measured,
     )
 
 

@@ -43,6 +43,31 @@ def test_the_interval_covers_no_correlation_as_often_as_it_says():
     assert 0.92 < ((low <= 0) & (high >= 0)).mean() < 0.98
 
 
+def test_rows_of_a_unit_are_resampled_together():
+    """Copies of a row say nothing new: the interval is that of the units, not a narrower one."""
+    rng = np.random.default_rng(4)
+    y, x = rng.normal(size=(20, 2)), rng.normal(size=(20, 2, 1000))
+    rho, low, high = correlate_ranks(y, x)
+    units = np.tile(np.arange(20), 4)
+    copies = np.tile(y, (4, 1)), np.tile(x, (4, 1, 1))
+    found = correlate_ranks(*copies, units=units)
+    np.testing.assert_allclose(found, (rho, low, high), atol=1e-12)
+    naive = correlate_ranks(*copies)
+    assert (naive[2] - naive[1]).mean() < 0.6 * (high - low).mean()
+    assert 0.9 < ((found[1] <= 0) & (found[2] >= 0)).mean() < 0.98
+    order = rng.permutation(80)
+    moved = correlate_ranks(copies[0][order], copies[1][order], units=units[order])
+    np.testing.assert_allclose(moved, found, atol=1e-12)
+
+
+def test_few_units_have_a_correlation_and_no_interval():
+    rng = np.random.default_rng(5)
+    y, x = rng.normal(size=(20, 2)), rng.normal(size=(20, 2, 3))
+    rho, low, high = correlate_ranks(y, x, units=np.arange(20) % 5)
+    np.testing.assert_allclose(rho, correlate_ranks(y, x)[0], atol=1e-12)
+    assert np.isnan([low, high]).all()
+
+
 @pytest.mark.parametrize("n_prompts", [3, 40])
 def test_few_prompts_or_nothing_that_varies_gives_nan(n_prompts):
     y = np.ones((n_prompts, 2)) if n_prompts > 6 else np.arange(2.0 * n_prompts).reshape(-1, 2)

@@ -37,6 +37,8 @@ def test_a_saved_result_comes_back_the_same(tmp_path, result):
         {"conditions": ("as is",)},
         {"variants": ("baseline", "baseline")},
         {"variants": (1, 2)},
+        {"chance": 1.5},
+        {"chance": "0.1"},
     ],
 )
 def test_what_does_not_fit_is_refused(result, change):
@@ -78,6 +80,36 @@ def test_predictors_are_means_over_seeds_and_ranks_of_networks_within_lengths(re
     varies = np.repeat([np.ptp(r) > 0 for r in ranks[0]], 16)
     expected = np.corrcoef(a[varies], b[varies])[0, 1]
     assert frame.loc[("networks", "all", PREDICTORS[0])].rho == pytest.approx(expected)
+
+
+def test_the_interval_over_networks_is_over_seeds(result):
+    """A variant with the weights of another adds nothing to what is known."""
+    own = result.predictor_frame()
+    twice = dataclasses.replace(
+        result,
+        variants=(*result.variants, "adaptive", "layernorm+adaptive"),
+        accuracy=np.concatenate([result.accuracy] * 2, axis=1),
+        set_correlation=np.concatenate([result.set_correlation] * 2, axis=1),
+        **{name: np.concatenate([getattr(result, name)] * 2) for name in PREDICTORS},
+    ).predictor_frame()
+    for column in ("rho", "low", "high", "n"):
+        a, b = (f[f.scope == "networks"][column].to_numpy() for f in (own, twice))
+        np.testing.assert_allclose(a, b, atol=1e-12)
+    assert set(own.n) == {len(result.seeds)}
+
+
+def test_where_all_guess_nothing_is_repaired(result):
+    accuracy = result.accuracy.copy()
+    accuracy[:3, ..., -1] = 0.1  # as is, and under two changes
+    known = dataclasses.replace(result, accuracy=accuracy, chance=0.1)
+    words = known.repair_frame().set_index(["condition", "variant", "length"]).verdict
+    assert words[("moments", "baseline", 1024)] == "both at chance"
+    assert words[("moments", "baseline", 256)] == "equivalent"
+    assert words[("shorter", "baseline", 1024)] == "confirmed"
+    assert "Both at chance: neither is above guessing" in known.reading()
+    older = dataclasses.replace(known, chance=None)  # which did not say what guessing is
+    assert "both at chance" not in set(older.repair_frame().verdict)
+    assert "Both at chance" not in older.reading()
 
 
 def test_the_words_say_which_change_repairs(result):

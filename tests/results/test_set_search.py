@@ -56,6 +56,18 @@ def test_what_does_not_fit_is_refused(result, change):
         dataclasses.replace(result, **change)
 
 
+def test_where_all_settings_guess_nothing_is_compared(result):
+    accuracy = result.accuracy.copy()
+    accuracy[:, :2, -1] = 0.1  # without a part, and with the first
+    guessed = dataclasses.replace(result, accuracy=accuracy)
+    words = guessed.effect_frame().set_index(["variant", "times"]).verdict
+    assert words[("layernorm", 256)] == "both at chance"
+    assert words[("postnorm", 256)] == "confirmed"
+    assert (words.drop([("layernorm", 256)]) != "both at chance").all()
+    assert "Both at chance: neither is above guessing" in guessed.reading()
+    assert "Both at chance" not in result.reading()
+
+
 def test_effects_are_scipys_paired_within_settings(result):
     frame = result.effect_frame()
     assert len(frame) == 3 * len(TIMES)

@@ -1,23 +1,15 @@
 """What can be joined at all; how is tested with each wing's `joining`."""
 
 import pytest
-from mechanism_samples import make_mechanism_result
 from samples import make_attention_result, make_variance_result
 
 from llmprobe import merge_results
-from llmprobe.results.mechanism import MechanismResult
 from llmprobe.results.opening import known_kinds
 
 
 def test_every_kind_says_who_joins_it():
-    joins = {kind.joins for kind in known_kinds().values()} - {MechanismResult.joins}
+    joins = {kind.joins for kind in known_kinds().values()}
     assert {name.split(".")[1] for name in joins} == {"probes", "synthetic"}
-
-
-def test_what_is_made_from_a_run_is_not_joined(tmp_path):
-    folders = [make_mechanism_result().save(tmp_path / name) for name in "ab"]
-    with pytest.raises(ValueError, match="kind mechanism, which cannot be joined; merge the runs"):
-        merge_results(folders, tmp_path / "out")
 
 
 def test_two_or_more_folders_of_one_kind_are_needed(tmp_path):

@@ -1,14 +1,17 @@
 """Changes at test time do what they say, and predictors are what a loop over sets finds."""
 
+from dataclasses import fields
+
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 from textbook import Textbook
 
-from llmprobe import explain_synthetic, search_synthetic, train_synthetic
+from llmprobe import explain_synthetic, merge_results, search_synthetic, train_synthetic
 from llmprobe.errors import CheckpointError
 from llmprobe.results.mechanism import CONDITIONS, PREDICTORS
+from llmprobe.runs.checkpoints import read_checkpoint, write_checkpoint
 from llmprobe.synthetic import mechanism
 from llmprobe.synthetic.set_network import SetNetwork
 from llmprobe.synthetic.set_scores import draw_test_sets
@@ -125,6 +128,64 @@ def test_as_they_are_networks_are_as_accurate_as_the_run_says(run):
     np.testing.assert_array_equal(part.logit_gap[0, :, 0], result.logit_gap[1, :, 1])
 
 
+def test_networks_of_other_seeds_are_joined(run, tmp_path):
+    folder, _ = run
+    first = explain_synthetic(folder, sets=12)
+    train_synthetic(
+        "argmax", "baseline,layernorm,adaptive", **RUN, first_seed=2, output=tmp_path / "run"
+    )
+    second = explain_synthetic(tmp_path / "run", sets=12)
+    places = [second.save(tmp_path / "second"), first.save(tmp_path / "first")]
+    joined = merge_results(places, tmp_path / "both")
+    merge_results([folder, tmp_path / "run"], tmp_path / "whole")
+    whole = explain_synthetic(tmp_path / "whole", sets=12)
+    assert joined.seeds == whole.seeds == (0, 1, 2, 3)
+    for field in fields(whole):
+        one, other = getattr(joined, field.name), getattr(whole, field.name)
+        if isinstance(one, np.ndarray):
+            np.testing.assert_array_equal(one, other)
+        elif field.name != "provenance":
+            assert one == other, field.name
+    assert joined.provenance.arguments == whole.provenance.arguments
+    assert joined.provenance.prompts_hash == whole.provenance.prompts_hash
+
+
+def test_what_is_not_of_other_seeds_alone_is_not_joined(run, tmp_path):
+    folder, _ = run
+    whole = explain_synthetic(folder, sets=12).save(tmp_path / "whole")
+    for given, error, words in (
+        ({"sets": 12}, ValueError, "merge: seed 0 is in two folders; give results of"),
+        ({"sets": 13}, CheckpointError, r"explained n_sets \[13, 13\] \(asked: \[12, 12\]\)"),
+        ({"sets": 12, "variants": "layernorm"}, CheckpointError, "explained variants"),
+        ({"sets": 12, "lengths": "6"}, CheckpointError, "explained lengths"),
+    ):
+        other = explain_synthetic(folder, **given).save(tmp_path / "other", overwrite=True)
+        with pytest.raises(error, match=words):
+            merge_results([whole, other], tmp_path / "both")
+    assert not (tmp_path / "both").exists()
+
+
+def test_networks_that_are_not_trained_to_the_end_are_not_explained(tmp_path):
+    class Stopped(Exception):
+        pass
+
+    def stop(label, done, total, note):
+        if label.startswith("train layernorm") and done == 50:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        train_synthetic(
+            "argmax", "baseline,layernorm", **RUN, output=tmp_path / "run", progress=stop
+        )
+    with pytest.raises(CheckpointError, match="has no trained layernorm of seeds 0, 1; explain"):
+        explain_synthetic(tmp_path / "run")
+    path = tmp_path / "run/checkpoints/baseline.0-1.safetensors"
+    tensors, facts = read_checkpoint(path)
+    write_checkpoint(path, tensors, facts | {"step": 50})
+    with pytest.raises(CheckpointError, match=r"baseline.0-1.safetensors is not trained to its"):
+        explain_synthetic(tmp_path / "run", "baseline")
+
+
 def test_what_cannot_be_explained_is_refused(run, tmp_path):
     folder, _ = run
     for given, words in (
@@ -143,7 +204,7 @@ def test_what_cannot_be_explained_is_refused(run, tmp_path):
     with pytest.raises(ValueError, match="whose attention weights are no distribution"):
         explain_synthetic(tmp_path / "other")
     next((tmp_path / "other").glob("checkpoints/normalized.0-0.safetensors")).unlink()
-    with pytest.raises(CheckpointError, match="is missing; explain needs the networks"):
+    with pytest.raises(CheckpointError, match="has no trained baseline of seeds 0; explain needs"):
         train_synthetic("argmax", "baseline", **(small | {"output": tmp_path / "third"}))
         next((tmp_path / "third").glob("checkpoints/baseline.0-0.safetensors")).unlink()
         explain_synthetic(tmp_path / "third")
