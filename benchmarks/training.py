@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from llmprobe.base.machine import memory_kept
+from llmprobe.base.machine import memory_kept, old_objects_left_alone
 from llmprobe.synthetic.layers import no_drop
 from llmprobe.synthetic.optimizer import SeedAdamW, clip_by_seed
 from llmprobe.synthetic.plan import STACK
@@ -115,7 +115,7 @@ def lab(network: SetNetwork, training: SetTraining) -> Callable[[], Tensor]:
     optimizer = SeedAdamW(weights, training.each("learning_rate"), training.weight_decay)
 
     def run() -> Tensor:
-        with memory_kept():  # as `train` does around its blocks
+        with memory_kept(), old_objects_left_alone():  # as `train` does around its blocks
             for length in LENGTHS:
                 drawn = [TASK.sample(BATCH, length, generator) for generator in own]
                 tokens, labels = (torch.cat(x) for x in zip(*drawn, strict=True))
