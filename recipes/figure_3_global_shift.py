@@ -12,6 +12,7 @@ Measured: the variance as expected, at desk scale (dictionary, 5,000 steps, cosi
     and 0.00097 [0.00078, 0.0013] with LayerNorm; this run did not keep the noise of its sets.
 """
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -38,6 +39,8 @@ def main(
         output=Path("runs") / "table_dictionary" / scale,  # the networks of that table
         **SCALES[scale],
     )
+    if os.environ.get("RANK", "0") != "0":  # one of several processes shows the result
+        return
     frame = result.shift_frame()
     ends = frame[frame.length.isin([result.reference, result.lengths[-1]])]
     print(f"means over {len(result.seeds)} seeds, 95 % intervals; {result.n_sets[0]} sets a length")

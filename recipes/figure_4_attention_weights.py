@@ -10,6 +10,7 @@ Measured: the weights disperse, with LayerNorm a little more, at desk scale (arg
     softmax -0.809 [-0.813, -0.805] (paired, 32 seeds).
 """
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -38,6 +39,8 @@ def main(
         output=Path("runs") / "table_argmax_cosine" / scale,  # the networks of that table
         **SCALES[scale],
     )
+    if os.environ.get("RANK", "0") != "0":  # one of several processes shows the result
+        return
     top = result.top_weights  # (variants, lengths, examples, rank)
     for what, values in {
         f"largest weight, mean over {top.shape[2]} sets, seed {result.seeds[0]}": top[..., 0],

@@ -14,6 +14,7 @@ Measured: EMA does at the constant rate, BEMA does not (4 seeds, width 96, 4 lay
     move 20 to 45 illegal first choices rise slowly, by 1 to 6 points, then steeply.
 """
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -38,6 +39,8 @@ def main(
     result = train_synthetic(
         "othello", schedule=schedule, output=Path("runs") / name / scale, **SCALES[scale]
     )
+    if os.environ.get("RANK", "0") != "0":  # one of several processes shows the result
+        return
     print(result.headline())
     print(result.beyond_frame().to_string(index=False))
     print(*result.remarks())

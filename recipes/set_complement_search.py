@@ -12,6 +12,7 @@ Measured: averaging helps a little, dropout does the reverse. 64 settings of a G
     [0.794, 0.823], confirmed.
 """
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -50,6 +51,8 @@ def main(
         output=Path("runs") / name / scale,
         **SCALES[scale],
     )
+    if os.environ.get("RANK", "0") != "0":  # one of several processes shows the result
+        return
     print(result.headline(), result.reading(), sep="\n")
     print(result.effect_frame().to_string(index=False))
     print(result.correlation_frame().to_string(index=False))

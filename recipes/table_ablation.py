@@ -14,6 +14,7 @@ Measured: no norm helps, at desk scale (5,000 steps, cosine, 16 seeds, 1,024 set
     not let pass; headnorm is undecided at all lengths.
 """
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -44,6 +45,8 @@ def main(
         result = train_synthetic(
             "argmax", output=Path("runs") / name / scale, **network, **SCALES[scale]
         )
+        if os.environ.get("RANK", "0") != "0":  # one of several processes shows the result
+            continue
         print(f"{part}, heads: {network['heads']}; {result.headline()}", *result.warnings, sep="\n")
         print(f"\naccuracy in %, mean over {len(result.seeds)} seeds")
         accuracy = result.summary_frame().pivot(index="length", columns="variant", values="mean")

@@ -15,6 +15,7 @@ Measured: not so at desk scale (5,000 steps, 32 seeds, 1,024 sets a length, grad
     (constant) and 61.5 (cosine).
 """
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -60,6 +61,8 @@ def main(
         output=Path("runs") / name / scale,
         **SCALES[scale],
     )
+    if os.environ.get("RANK", "0") != "0":  # one of several processes shows the result
+        return
     print(result.headline(), *result.warnings, sep="\n")
     print(f"\naccuracy in %, mean over {len(result.seeds)} seeds; external: arXiv 2410.01104")
     accuracy = result.summary_frame().pivot(index="length", columns="variant", values="mean")

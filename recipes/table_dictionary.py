@@ -10,6 +10,7 @@ Measured: confirmed from 16 to 4,096 items, at desk scale (5,000 steps, cosine, 
     +0.1 [-1.3, +1.5], and 16,384, -0.1 [-1.4, +1.2].
 """
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -36,6 +37,8 @@ def main(
         output=Path("runs") / NAME / scale,
         **SCALES[scale],
     )
+    if os.environ.get("RANK", "0") != "0":  # one of several processes shows the result
+        return
     print(result.headline(), *result.warnings, sep="\n")
     print(f"\naccuracy in %, mean over {len(result.seeds)} seeds")
     accuracy = result.summary_frame().pivot(index="length", columns="variant", values="mean")
