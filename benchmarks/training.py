@@ -130,7 +130,7 @@ def shares_of_a_step(network: SetNetwork, training: SetTraining, steps: int = 12
     weights = dict(network.named_parameters())
     optimizer = SeedAdamW(weights, training.each("learning_rate"), training.weight_decay)
     seconds: Counter[str] = Counter()
-    with memory_kept():
+    with memory_kept(), old_objects_left_alone():
         batches = training.batches(0)
         for _ in range(steps):
             times = [time.perf_counter()]

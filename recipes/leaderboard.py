@@ -12,6 +12,7 @@ The recipes of related systems train with `train_runs`. Without a scale this one
 saved; with one it runs them all first, which resumes.
 """
 
+import os
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
@@ -49,6 +50,8 @@ def train_runs(
             ours = {k: v for k, v in ours.items() if k not in ("seeds", "steps")}
         place = Path("runs") / name / key / scale
         result = train_synthetic(output=place, **(SCALES[scale] | ours))
+        if os.environ.get("RANK", "0") != "0":  # one of several processes shows the result
+            continue
         print(result.headline(), *result.warnings, sep="\n")
         print(result.summary_frame().round(3).to_string(index=False))
         print(result.reading())

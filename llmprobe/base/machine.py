@@ -233,13 +233,13 @@ def old_objects_left_alone() -> Iterator[None]:
     them looked through again and again: an eighth to a quarter of the time of a training step.
     Objects that are made in the block are collected as ever.
     """
-    nested = gc.get_freeze_count() > 0
-    if not nested:
+    already = gc.get_freeze_count() > 0  # by a caller, or by a block around this one
+    if not already:
         gc.freeze()
     try:
         yield
     finally:
-        if not nested:
+        if not already:
             gc.unfreeze()
 
 

@@ -179,7 +179,7 @@ class MechanismResult(TrainedResult, kind="mechanism"):
 
         Scope `sets`: over sets of one network and length, mean over seeds with a 95 % t interval.
         Scope `networks`: of means over sets with accuracy, over all networks (variants and seeds)
-        at the same length, with a bootstrap interval over seeds, since the variants of a seed begin
+        at the same length, with a jackknife interval over seeds, since the variants of a seed begin
         alike and may share weights; `variant` is then "all". Ranks are taken within lengths, since
         all of these fall with length. `n` counts seeds.
         """
@@ -249,7 +249,7 @@ class MechanismResult(TrainedResult, kind="mechanism"):
             rows = frame[(frame.variant == variant) & (frame.length == far)]
             words = [(row["verdict"], WORDS[row["condition"]]) for row in rows.to_dict("records")]
             sizes = ", ".join(f"{r['condition']} {_points(r)}" for r in rows.to_dict("records"))
-            found.append(f"{variant}: “it repairs accuracy” is {spoken(words, 'for')} ({sizes}).")
+            found.append(f"{variant}: “it repairs accuracy”: {spoken(words, 'for')} ({sizes}).")
         if (frame[frame.length == far].verdict == AT_CHANCE).any():
             found.append(NOTHING_COMPARED)
         return (

@@ -210,14 +210,16 @@ class SetSearchResult(TrainedResult, kind="set-search"):
         in which accuracy is higher, a tie counted half; `better` and `worse` count those whose
         accuracy changes by more than the margin. `p` is of Wilcoxon's signed-rank test, NaN with
         under 6 settings or where all are ties; `significant` is Holm's over the part's multiples.
-        `verdict` is of the claim that the part helps, “both at chance” where no setting is above
-        guessing, with the part or without.
+        `verdict` is of the claim that the part helps, “both at chance” where none of these settings
+        is above guessing, with the part or without.
         """
         import pandas as pd
 
         margin, parts = self.margins.get("accuracy", 0), []
-        low = at_chance(self.accuracy.swapaxes(0, 1), self.chance, self.n_sets)
-        guessed = low[1:] & low[0]
+        after = self.accuracy[:, 1:].swapaxes(0, 1)
+        before = np.where(np.isnan(after), np.nan, self.accuracy[:, 0])  # where a part applies
+        low = (at_chance(scores, self.chance, self.n_sets) for scores in (before, after))
+        guessed = np.logical_and(*low)
         by_part = self.pairs_frame().groupby("variant", sort=False)
         for (variant, of_part), at_guess in zip(by_part, guessed, strict=True):
             rows = []

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 SOLVED = 0.9
 """The share of right answers at which a length is solved."""
 AT_CHANCE = "both at chance"
-NOTHING_COMPARED = "Both at chance: neither is above guessing there, so nothing is compared."
 """The verdict on two variants that are both no better than guessing. They are not equivalent."""
+NOTHING_COMPARED = "Both at chance: neither is above guessing there, so nothing is compared."
+"""What a reading says of that verdict."""
 _ERRORS = 3
 """Standard errors of its tests by which a seed has to be above chance."""
 

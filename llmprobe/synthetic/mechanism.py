@@ -39,7 +39,7 @@ from llmprobe.errors import CheckpointError
 from llmprobe.results.base import Result
 from llmprobe.results.mechanism import CONDITIONS, MARGINS, PREDICTORS, MechanismResult
 from llmprobe.results.opening import load_result
-from llmprobe.runs.checkpoints import check_same, read_facts
+from llmprobe.runs.checkpoints import check_same, read_checkpoint, read_facts
 from llmprobe.runs.folder import RunFolder, read_training
 from llmprobe.runs.jobs import State, run_pieces
 from llmprobe.synthetic.pieces import one_as_variant
@@ -129,7 +129,7 @@ class _Job:
 def _jobs(space: RunFolder, variants: tuple[str, ...]) -> Iterator[_Job]:
     """By the checkpoints that are there: runs that were joined are stacked in other ways."""
     for path in sorted(space.checkpoints.glob("*.safetensors")):
-        facts = read_facts(path)
+        facts = read_facts(path) or read_checkpoint(path)[1]  # which says what is wrong with it
         if "training" not in facts:  # an evaluation
             continue
         training = training_of(facts["training"])

@@ -94,9 +94,12 @@ def as_variant(training: Training, trained: Trained, variant: str) -> Any:
     raw = trained.network
     weights: Mapping[str, Any] = raw.state_dict() if average is None else trained.averages[average]
     network = training.new_network(variant).to(next(raw.parameters()).device)
-    # A stack of several variants has norms that this one does not have.
-    network.load_state_dict({name: weights[name] for name in network.state_dict()})
     members = training.members(variant)
+    if not members:
+        raise CheckpointError(f"{variant}: its training is not among those of this checkpoint")
+    if len(members) < len(network.seeds):  # the others have norms that this variant does not have
+        weights = {name: weights[name] for name in network.state_dict()}
+    network.load_state_dict(weights)
     return (network if len(members) == len(network.seeds) else network.members(members)).eval()
 
 

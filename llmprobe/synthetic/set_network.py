@@ -7,7 +7,7 @@ It follows section 3 of arXiv 2410.01104: an MLP for the items and one for the q
 without positions, an MLP that reads its output. Every parameter has a first axis for the seeds,
 which share nothing but the computation; a batch holds as many sets for each of them. A variant is
 `baseline` or a few names of `PARTS` joined by a plus, such as `layernorm+ssmax`. Seeds may have
-variants of their own that differ in norms alone.
+variants of their own that differ in which norms they have.
 
 The attention answers for the query alone, so its output has one position. Where a norm stands is a
 part of its name, from the inside out:

@@ -37,7 +37,8 @@ _OF_FIRST_SEED = ("feature_values", "top_weights")
 class SetTraining(Training):
     """A training on sets. All seeds of all variants get the same lengths.
 
-    `each_variant` is the variant of each seed, where they differ in norms; `variant` is the first.
+    `each_variant` is that of each seed, where they differ in which norms they have; `variant` is the
+    first.
     """
 
     parts: ClassVar[Parts] = PARTS
@@ -49,6 +50,13 @@ class SetTraining(Training):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.each_variant is not None and (
+            self.each_variant[:1] != (self.variant,) or len(self.each_variant) != len(self.seeds)
+        ):
+            raise ValueError(
+                f"each_variant: got {self.each_variant}, accepted: one for each of the "
+                f"{len(self.seeds)} seeds, the first {self.variant!r}"
+            )
         SetTask.named(self.task).check(self.longest, "train_lengths")
         check_projection(self.parse(self.variant), self.heads)
         check_mlp_layers(self.mlp_layers)

@@ -3,7 +3,7 @@
 A setting is a draw of steps, learning rate and its schedule, weight decay, width, heads, layers of
 the MLPs, training lengths, W_O and residual sum. From one seed it is trained as it is and again
 with each of the compared parts, and tested at multiples of its longest training length. Trainings
-of a setting that differ in norms alone are done as one computation.
+of a setting that differ in which norms they have are done as one computation.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from llmprobe.base.seeds import numpy_generator
 from llmprobe.results.set_search import MARGINS, MEASURED, PARAMETERS, SetSearchResult
-from llmprobe.synthetic.plan import Advance, Done, Numbers, Piece
+from llmprobe.synthetic.plan import Advance, Done, Numbers, Piece, stack_size
 from llmprobe.synthetic.search_plan import Range
 from llmprobe.synthetic.set_network import PARTS, SetNetwork, may_share
 from llmprobe.synthetic.set_plan import SetPlan, SetTraining
@@ -130,7 +130,8 @@ class SetSearchPlan(SetPlan):
         stacks: list[list[Piece]] = []
         for piece in SetPlan(names, self._base_of(setting), self.lengths, self.sets).pieces():
             for stack in stacks:
-                if all(_together(piece, other) for other in stack):
+                full = len(stack) >= stack_size(piece.training)
+                if not full and all(_together(piece, other) for other in stack):
                     stack.append(piece)
                     break
             else:
@@ -250,7 +251,9 @@ def _together(one: Piece, other: Piece) -> bool:
 
 
 def _stacked(pieces: Sequence[Piece]) -> Piece:
-    """Several trainings of one seed as one piece, under the name of the first."""
+    """Several trainings of one seed as one piece."""
+    if len(pieces) == 1:
+        return pieces[0]
     first = pieces[0].training
     assert isinstance(first, SetTraining)
     training = dataclasses.replace(
@@ -260,7 +263,9 @@ def _stacked(pieces: Sequence[Piece]) -> Piece:
         averages=tuple(sorted({kept for piece in pieces for kept in piece.training.averages})),
     )
     served = tuple(variant for piece in pieces for variant in piece.variants)
-    return Piece(pieces[0].name, training, served)
+    # Another name than that of the first, whose files a folder may have from a run of that alone.
+    seed = first.seeds[0]
+    return Piece(f"{first.variant}.norms.{seed}-{seed}", training, served)
 
 
 def _advance(advance: Advance, note: str, n_items: int) -> None:

@@ -139,7 +139,7 @@ class Training(ABC):
         return self.variant
 
     def members(self, variant: str) -> list[int]:
-        """Which networks of the stack a variant is measured on: all, if not said otherwise."""
+        """The indices of the networks that are trained for a variant: all, in a stack of one."""
         return list(range(len(self.seeds)))
 
     def gives(self, index: int, variant: str) -> bool:
@@ -239,17 +239,18 @@ def train(
     before = training.all_steps - training.steps
     saved = time.monotonic()
     visits = visit or {}
-    while run.step < training.steps:
-        if run.step in visits:  # before a later checkpoint can be written
-            visits[run.step](run.result())
-        # Sharp attention has weights, and gradients, of that size.
-        with without_denormals(), memory_kept(), old_objects_left_alone():
-            loss, accuracy = run.block()
-        report(before + run.step, loss, accuracy)
-        late = time.monotonic() - saved > SECONDS
-        if checkpoint is not None and (late or run.step == training.steps):
-            run.save(checkpoint)
-            saved = time.monotonic()
+    with old_objects_left_alone():
+        while run.step < training.steps:
+            if run.step in visits:  # before a later checkpoint can be written
+                visits[run.step](run.result())
+            # Sharp attention has weights, and gradients, of that size.
+            with without_denormals(), memory_kept():
+                loss, accuracy = run.block()
+            report(before + run.step, loss, accuracy)
+            late = time.monotonic() - saved > SECONDS
+            if checkpoint is not None and (late or run.step == training.steps):
+                run.save(checkpoint)
+                saved = time.monotonic()
     return run.result()
 
 

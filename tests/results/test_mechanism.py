@@ -114,9 +114,7 @@ def test_where_all_guess_nothing_is_repaired(result):
 
 def test_the_words_say_which_change_repairs(result):
     words = result.reading()
-    assert words.startswith(
-        "At 1024 items, in points: baseline: “it repairs accuracy” is confirmed"
-    )
+    assert words.startswith("At 1024 items, in points: baseline: “it repairs accuracy”: confirmed")
     assert "the attention of a shorter set" in words
     assert "equivalent for the moments of training" in words
     assert "accuracy of baseline at 1024, in points: moments " in result.headline()

@@ -68,6 +68,17 @@ def test_where_all_settings_guess_nothing_is_compared(result):
     assert "Both at chance" not in result.reading()
 
 
+def test_settings_without_a_part_do_not_say_whether_it_was_compared_at_chance(result):
+    accuracy = result.accuracy.copy()
+    applies = ~np.isnan(accuracy[:, 3, -1])
+    accuracy[applies, :, -1] = 0.1  # the other settings have a baseline far above
+    accuracy[~applies, 0, -1] = 0.9
+    words = dataclasses.replace(result, accuracy=accuracy).effect_frame()
+    words = words.set_index(["variant", "times"]).verdict
+    assert words[("postnorm", 256)] == "both at chance"
+    assert words[("layernorm", 256)] != "both at chance"
+
+
 def test_effects_are_scipys_paired_within_settings(result):
     frame = result.effect_frame()
     assert len(frame) == 3 * len(TIMES)

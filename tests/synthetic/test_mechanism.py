@@ -186,6 +186,16 @@ def test_networks_that_are_not_trained_to_the_end_are_not_explained(tmp_path):
         explain_synthetic(tmp_path / "run", "baseline")
 
 
+def test_a_network_that_cannot_be_read_is_named(tmp_path):
+    train_synthetic("argmax", "baseline", **RUN, output=tmp_path / "run")
+    path = tmp_path / "run/checkpoints/baseline.0-1.safetensors"
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(
+        CheckpointError, match=r"baseline.0-1.safetensors is no readable checkpoint"
+    ):
+        explain_synthetic(tmp_path / "run")
+
+
 def test_what_cannot_be_explained_is_refused(run, tmp_path):
     folder, _ = run
     for given, words in (

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from llmprobe import load_result, load_synthetic, merge_results, search_synthetic
+from llmprobe.errors import CheckpointError
 from llmprobe.results.set_search import MEASURED, PARAMETERS, SetSearchResult
 from llmprobe.synthetic import set_search_plan as search
 from llmprobe.synthetic.pieces import as_variant, one_as_variant
@@ -100,10 +101,20 @@ def test_what_one_network_cannot_hold_is_trained_apart():
     assert min(len(piece.training.seeds) for piece in pieces) == 1
 
 
-def test_trainings_done_together_are_those_done_alone(small):
-    plan = SetSearchPlan(PARTS, dataclasses.replace(BASE, steps=100), (1,), 8)
-    piece = max(plan.pieces(), key=lambda piece: len(piece.training.seeds))
-    assert len(piece.training.seeds) == len(PARTS)  # all but adaptive, and none
+@pytest.mark.parametrize(
+    ("parts", "n"),
+    [
+        (PARTS, 4),  # all but adaptive, and none
+        (("dropout", "layernorm+dropout", "headnorm+dropout+ema"), 3),
+        (("clipped", "layernorm+clipped", "layernorm+ema"), 2),
+    ],
+)
+def test_trainings_done_together_are_those_done_alone(small, parts, n):
+    clip = 0.0 if "clipped" in parts else 1.0
+    base = dataclasses.replace(BASE, steps=100, clip=clip, ema_decay=0.9)
+    plan = SetSearchPlan(parts, base, (1,), 8)
+    # The last stack is that of the parts which no setting has by itself.
+    piece = [piece for piece in plan.pieces() if len(piece.training.seeds) == n][-1]
     together = train(piece.training)
     for variant in piece.variants:
         (index,) = piece.training.members(variant)
@@ -116,9 +127,30 @@ def test_trainings_done_together_are_those_done_alone(small):
         expected = as_variant(alone, train(alone), variant)
         got = as_variant(piece.training, together, variant)
         assert got.variant == expected.variant == variant
+        assert got.seeds == expected.seeds
         torch.testing.assert_close(got.state_dict(), expected.state_dict(), rtol=1e-4, atol=1e-5)
         one = one_as_variant(piece.training, together, variant, index)
         torch.testing.assert_close(one.state_dict(), got.state_dict(), rtol=0, atol=0)
+
+
+def test_a_stack_gives_no_other_variants():
+    (piece,) = SetSearchPlan(
+        PARTS, dataclasses.replace(BASE, seeds=(0,), steps=1), (1,), 8
+    ).pieces()
+    trained = train(dataclasses.replace(piece.training, steps=1))
+    with pytest.raises(CheckpointError, match="ssmax: its training is not among those of this"):
+        as_variant(piece.training, trained, "ssmax")
+    alone = dataclasses.replace(piece.training, each_variant=None, seeds=(0,), variant="layernorm")
+    with pytest.raises(RuntimeError, match=r"norm\.gain"):
+        as_variant(alone, train(alone), "baseline")
+
+
+@pytest.mark.parametrize("wrong", [("layernorm", "baseline"), ("baseline",)])
+def test_the_variants_of_a_stack_fit_its_seeds(wrong):
+    with pytest.raises(
+        ValueError, match=r"each_variant: got .*accepted: one for each of the 2 seeds"
+    ):
+        SetTraining(variant="baseline", each_variant=wrong, seeds=(0, 0))
 
 
 def test_numbers_are_put_where_they_belong():
