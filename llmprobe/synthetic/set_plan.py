@@ -37,8 +37,8 @@ _OF_FIRST_SEED = ("feature_values", "top_weights")
 class SetTraining(Training):
     """A training on sets. All seeds of all variants get the same lengths.
 
-    `each_variant` is that of each seed, where they differ in which norms they have; `variant` is the
-    first.
+    `each_variant` is that of each seed, where they differ in which norms they have. The first is
+    `variant`.
     """
 
     parts: ClassVar[Parts] = PARTS
