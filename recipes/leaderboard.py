@@ -8,8 +8,7 @@ Measured: over sets up to 16 times (entmax, differential); sums 3 times with cou
     their distance and a scaled softmax, the parity of 4 bits 3 times; all else at most 1.5 times,
     most no further than training. See figures/README.md.
 
-The recipes of related systems train with `train_runs`. Without a scale this one draws what they
-saved; with one it runs them all first, which resumes.
+Related systems train with `train_runs`. With a scale all run first; without, saved ones are drawn.
 """
 
 import os
@@ -50,8 +49,8 @@ def train_runs(
             ours = {k: v for k, v in ours.items() if k not in ("seeds", "steps")}
         place = Path("runs") / name / key / scale
         result = train_synthetic(output=place, **(SCALES[scale] | ours))
-        if os.environ.get("RANK", "0") != "0":  # one of several processes shows the result
-            continue
+        if os.environ.get("RANK", "0") != "0":
+            continue  # one of several processes shows the result
         print(result.headline(), *result.warnings, sep="\n")
         print(result.summary_frame().round(3).to_string(index=False))
         print(result.reading())
