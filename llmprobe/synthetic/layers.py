@@ -80,8 +80,12 @@ class SeedNetwork(nn.Module):
         seeds = tuple(self.seeds[index] for index in indices)
         some = type(self)(seeds=seeds, **self.arguments_of(indices))
         all_weights = self.state_dict()
-        # Assigned: to move the weights it began with would hold up a device for nothing.
-        own = {name: all_weights[name][list(indices)] for name in some.state_dict()}
+        # Stacked and assigned: to move the indices, or the weights it began with, would hold up a
+        # device for nothing.
+        own = {
+            name: torch.stack([all_weights[name][index] for index in indices])
+            for name in some.state_dict()
+        }
         some.load_state_dict(own, assign=True)
         return some.to(next(self.parameters()))
 
