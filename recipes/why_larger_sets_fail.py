@@ -7,13 +7,13 @@ Question: of trained networks, by length: how well do attention on the right ite
 Expected: if lost variance is the cause (arXiv 2504.02827), moments repair it. A public replication
     finds that accuracy follows attention on the right item (r = 0.97) more than the variance ratio
     (r = 0.60), which points to attention.
-Measured: 16 seeds of the anchor run of argmax, 8 of dictionary (100,000 steps). Of what the
-    baseline loses from 16 to 1,024 items, the attention of a set of 16 brings back all, also with
-    the moments of 1,024 items; the moments of training bring back 19 % on argmax and nothing on
-    dictionary. At 16,384 items lost moments do harm too, on argmax alone. Over networks, attention
-    on the right item predicts being right best: ρ +0.61 [+0.49, +0.71] on argmax, +0.98 [+0.97,
-    +0.99] on dictionary; the global variance +0.45 [+0.24, +0.63] and −0.66 [−0.81, −0.42]. A
-    difference of up to 1 point is equivalent, which was fixed before.
+Measured: 16 seeds of each anchor run (100,000 steps). Of what the baseline loses from 16 to 1,024
+    items, the attention of a set of 16 brings back all, also with the moments of 1,024 items; the
+    moments of training bring back 19 % on argmax and nothing on dictionary. At 16,384 items lost
+    moments do harm too, on argmax alone. Over networks, attention on the right item predicts being
+    right best: ρ +0.61 [+0.49, +0.71] on argmax, +0.99 [+0.98, +0.99] on dictionary; the global
+    variance +0.45 [+0.24, +0.63] and −0.61 [−0.74, −0.45]. A difference of up to 1 point is
+    equivalent, which was fixed before.
 
 Several processes share the networks: torchrun --nproc_per_node 2 recipes/why_larger_sets_fail.py.
 --join FOLDER adds networks of other seeds from a saved result.
