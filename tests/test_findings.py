@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import json
+import re
 import shutil
 import sys
 
@@ -133,6 +134,7 @@ def test_sections_on_norms_are_those_of_the_runs_that_are_there(tables, runs):
     step = made["anchor_argmax_main"].step_frame().query("step == 100 and length == 1024").iloc[0]
     assert f"| 100 | {100 * step['mean']:.1f} | " in text
     assert "what repairs accuracy on larger sets" in text
+    assert not re.search(r"^\|[-:|]+\|\n(?!\|)", text, re.MULTILINE)  # no table without rows
     assert tables.TABLES["norms"](root / "nothing") == ""
     recipes = sys.modules["front"].norm_recipes
     assert set(recipes(root / "figures")) == {

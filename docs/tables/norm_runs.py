@@ -110,21 +110,21 @@ def search(root: Path) -> Iterator[str]:
                 for row in result.tree_frame().itertuples()
             ),
         )
-        ranks = rows(
-            "part|setting| Spearman [95 % CI]",
-            (
-                f"`{row.variant}` | {row.parameter.replace('_', ' ')} | "
-                + interval(row.rho, row.low, row.high, "+.2f")
-                for row in result.correlation_frame().itertuples()
-                if row.significant
-            ),
-        )
+        decided = [
+            f"`{row.variant}` | {row.parameter.replace('_', ' ')} | "
+            + interval(row.rho, row.low, row.high, "+.2f")
+            for row in result.correlation_frame().itertuples()
+            if row.significant
+        ]
+        ranks = "No setting has a rank correlation with an effect that is significant (Holm).\n"
+        if decided:
+            ranks = "Settings whose rank correlation with an effect is significant (Holm):\n\n"
+            ranks += rows("part|setting| Spearman [95 % CI]", decided)
         yield (
             f"\n### {task}: {len(result.seeds)} random settings\n\n![Effects by length]({name}.png)"
             f"\n\nTrained for {result.settings}, each setting with and without a part from one "
             f"seed; tested at multiples of its training length.\n\n{effects}\nGroups of settings "
-            f"whose effects differ:\n\n{tree}\nSettings whose rank correlation with an effect is "
-            f"significant (Holm):\n\n{ranks}"
+            f"whose effects differ:\n\n{tree}\n{ranks}"
         )
 
 
