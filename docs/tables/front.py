@@ -9,7 +9,6 @@ import pandas as pd
 from cells import at, beyond, brought_back, effect, interval, rows, saved, table
 from claims import parts, run_of, sequences, variants
 
-from llmprobe.base.intervals import estimate, verdict
 from llmprobe.results.slope_words import LABELS
 
 
@@ -124,8 +123,6 @@ def recipes(root: Path) -> str:
         known = [f"{counts[label]} {label}" for label in LABELS if label in counts]
         return f"of {counts.sum()}, {', '.join(known)}"
 
-    entropy = saved(folder / "figure_4_attention_weights").entropy[..., -1]
-    more = estimate(entropy[1] - entropy[0])
     enough = [
         saved(folder / f"set_complement_theory/width_{width}").kl[0, :, :2].max(axis=1) < 1e-4
         for width in (14, 15)
@@ -151,11 +148,6 @@ def recipes(root: Path) -> str:
             "does SmolLM2's first layer fall as N^−0.5?",
             f"over all prompts it does not fall, {whole('figure_1_llm_variance')}; within a last "
             f"token {whole('figure_1_llm_variance', slope='slope_within')}; single heads do",
-        ),
-        "figure_4_attention_weights": (
-            "does LayerNorm lessen dispersion?",
-            f"{verdict(more.low, more.high, margin=0, claim=-1)}: "
-            f"{interval(more.mean, more.low, more.high, '+.2f')} nats of entropy",
         ),
         "head_decay_map": (
             "which of SmolLM2's heads lose variance?",
