@@ -154,8 +154,8 @@ class SetAttention(nn.Module):
 
     The second map of the items' MLP (`i_proj`) and the maps to keys and values are linear, so they
     are multiplied with each other first, and act where there is one vector a set: on the query's
-    side, and behind the pooling. An item then costs a product with the query and one with its
-    weight, whatever the number of heads.
+    side, and behind the pooling. An item then costs each head a product with the query and
+    one with its weight.
     """
 
     def __init__(self, width: int, heads: int, variants: Sequence[Mapping[str, str]]) -> None:
@@ -188,8 +188,8 @@ class SetAttention(nn.Module):
             for x, y in (
                 (mlp.weight, self.k_proj.weight),
                 (mlp.weight, self.v_proj.weight),
-                # To the keys it would add the same number to all logits of a set, which no softmax
-                # here is changed by.
+                # The bias is left out of the keys: there it would add the same number to all logits
+                # of a set, which changes no softmax here.
                 (mlp.bias[:, None], self.v_proj.weight),
             )
         )

@@ -139,7 +139,7 @@ class Training(ABC):
         return self.variant
 
     def members(self, variant: str) -> list[int]:
-        """The indices of the networks that are trained for a variant: all, in a stack of one."""
+        """The indices of the networks that are measured as a variant: all, but in mixed stacks."""
         return list(range(len(self.seeds)))
 
     def gives(self, index: int, variant: str) -> bool:
